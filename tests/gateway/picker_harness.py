@@ -186,9 +186,11 @@ class PickerHarness:
         self.picker.set_catalog(with_healthy(known, healthy))
 
     def send(self, model: str = "chat", *, headers: Mapping[str, str] | None = None, **fields: Any) -> Reply:
-        """A new question, each with another body and ticket."""
+        """A new question, each with another body and ticket. It is a chat, unless `fields` has a prompt."""
         self.requests += 1
-        body = json.dumps({"model": model, "messages": [{"role": "user", "content": f"hi {self.requests}"}], **fields})
+        text = f"hi {self.requests}"
+        question = {"user": text} if "prompt" in fields else {"messages": [{"role": "user", "content": text}]}
+        body = json.dumps({"model": model, **question, **fields})
         sent_headers = {name.encode(): value.encode() for name, value in (headers or {}).items()}
         return self.picker.check(
             body.encode(), {b"x-plimsoll-request-id": b"t%d" % self.requests} | sent_headers, self.clock.now()

@@ -242,11 +242,13 @@ class GatewayStack:
         return found
 
     def ask(self, model: str | None = "chat", sent: Mapping[str, str] | None = None, **fields: Any) -> Any:
-        """A chat completion with these headers sent, as an aiohttp request context."""
-        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
+        """A chat completion, or a completion of a prompt, with these headers sent, as an aiohttp request context."""
+        is_chat = "prompt" not in fields
+        question = {"messages": [{"role": "user", "content": "hi"}]} if is_chat else {}
+        body, path = {"model": model, **question, **fields}, "/v1/chat/completions" if is_chat else "/v1/completions"
         data = io.BytesIO(json.dumps(body).encode())
         headers = {"content-type": "application/json", **(sent or {})}
-        return self.http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers)
+        return self.http.post(f"{self.url}{path}", data=data, headers=headers)
 
     async def ask_fully(self, model: str | None = "chat", **fields: Any) -> tuple[int, dict[str, Any], Any]:
         """Status, error body or answer, and headers of a chat completion that is not streamed."""

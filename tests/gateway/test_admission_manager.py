@@ -194,14 +194,14 @@ async def test_n_above_vllms_limit_names_what_binds(pods: tuple[Any, ...], n: in
 @pytest.mark.parametrize("pods", [(), engine_names(1)])
 async def test_too_many_token_ids_for_an_engine_are_no_demand(pods: tuple[Any, ...]) -> None:
     world = PickerHarness(service_with_slo(), pods=pods)
-    reply = rejection_of(world.send(messages=None, prompt=[1] * 250_000))  # the KV cache holds 200,000
+    reply = rejection_of(world.send(prompt=[1] * 250_000))  # the KV cache holds 200,000
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
     assert world.service()["requests"]["arrived"] == 0
 
 
 async def test_token_ids_near_the_limit_count_in_full() -> None:
     world = PickerHarness(service_with_slo(batch=200, slo={"ttft": "1000s", "tpot": "50ms"}), pods=engine_names(1))
-    picked_engine(world.send(messages=None, prompt=[1] * 190_000, max_tokens=1))
+    picked_engine(world.send(prompt=[1] * 190_000, max_tokens=1))
     (running,) = world.picker.admission.services["team/chat"].controller.pool.replicas["10.0.0.1:8000"].running.values()
     assert running.cost.prompt_tokens == 190_000
 

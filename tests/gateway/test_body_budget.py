@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from plimsoll.gateway.body_budget import IDLE_AGE_SECONDS, MAX_AGE_SECONDS, BodyBudget
+from plimsoll.gateway.body_budget import IDLE_AGE_SECONDS, MAX_AGE_SECONDS, MAX_ENDED, BodyBudget
 from plimsoll.gateway.errors import RejectionReason
 
 LIMIT, LARGEST = 100, 60
@@ -77,6 +77,30 @@ def test_release_of_unknown_request_changes_nothing(budget: BodyBudget) -> None:
     budget.release("b")
     budget.release("")
     assert budget.reserved_bytes == 5
+
+
+def test_body_read_after_the_end_takes_no_room(budget: BodyBudget) -> None:
+    """A client leaves while the picker is busy: Envoy's record may come before the body that it has sent."""
+    budget.release("small")
+    budget.record("small", 50, 0.0)
+    assert budget.reserve("large", b"50", 0.0, next(CLIENTS)) is None
+    budget.release("large")
+    budget.record("large", 50, 0.0)
+    budget.release("question")
+    assert budget.reserve("question", b"50", 0.0, next(CLIENTS)) is None
+    assert budget.reserved_bytes == 0
+    budget.record("next", 50, 0.0)
+    assert budget.reserved_bytes == 50
+
+
+def test_ended_requests_are_remembered_within_a_bound(budget: BodyBudget) -> None:
+    for n in range(MAX_ENDED + 10):
+        budget.release(f"r{n}")
+        budget.record(f"read-{n}", 1, 0.0)
+        budget.release(f"read-{n}")
+    budget.record("r0", 7, 0.0)
+    budget.record(f"r{MAX_ENDED}", 7, 0.0)
+    assert budget.reserved_bytes == 7, "the oldest is forgotten, and those whose body was read are not remembered"
 
 
 def test_lost_records_give_back_room_in_time(budget: BodyBudget) -> None:

@@ -78,7 +78,7 @@ async def test_learned_ratio_corrects_admission_not_report() -> None:
 
 async def test_token_ids_are_counted_not_corrected() -> None:
     world = PickerHarness(service_with_slo(batch=200, token_ratios={"text": 2.0}), pods=engine_names(1))
-    world.send(messages=None, prompt=[1] * 300)
+    world.send(prompt=[1] * 300)
     (running,) = world.picker.admission.services["team/chat"].controller.pool.replicas["10.0.0.1:8000"].running.values()
     assert running.cost.prompt_tokens == 300
 

@@ -72,7 +72,7 @@ def test_prompt_size_is_read(body: str, prompt: Prompt) -> None:
         ("", None, False),
         ('"max_tokens":7', 7, False),
         ('"max_completion_tokens":9,"stream":true', 9, True),
-        ('"max_tokens":7,"max_completion_tokens":5,"stream":false', 5, False),
+        ('"max_tokens":7,"max_completion_tokens":5,"stream":false', 7, False),
         ('"max_tokens":0,"max_completion_tokens":5', 5, False),
         ('"max_tokens":-3,"stream":"yes"', None, False),
         ('"max_tokens":true,"stream":1', None, False),
@@ -92,7 +92,8 @@ def test_sequences_are_bounded() -> None:
 
 def test_prompt_prefix_is_raw_json() -> None:
     assert read(b'{"messages":[{"a": 1}],"model":"m"}').prompt_prefix == b'[{"a": 1}]'
-    assert read(b'{"messages":[1],"prompt":"text","model":"m"}').prompt_prefix == b'"text"'
+    assert read(b'{"messages":[1],"prompt":"text","model":"m"}').prompt_prefix == b"[1]"
+    assert read(b'{"prompt":"text","model":"m"}').prompt_prefix == b'"text"'
     assert read(b'{"model":"m"}').prompt_prefix == b""
     assert len(read(b'{"model":"m","prompt":"' + b"x" * 2 * PREFIX_BYTES + b'"}').prompt_prefix) == PREFIX_BYTES
 
@@ -161,7 +162,7 @@ def test_messages_content_is_not_inspected() -> None:
     body = b'{"model": "m", "messages": ' + value + b', "n": 2}'
     assert needs_strict_parse(body)
     assert strip_value(body, MESSAGES_KEY, value) == b'{"model": "m", "messages": , "n": 2}'
-    assert read(body).prompt == Prompt((len(value) - 4) // 4, 2)
+    assert read(body).prompt == Prompt(len(value) // 4, 2)
 
 
 @given(st.binary(max_size=300))

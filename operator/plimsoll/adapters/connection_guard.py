@@ -47,6 +47,11 @@ class ConnectionGuard:
         """Returns the protocol of a new connection."""
         return _Guarded(self, self._make)
 
+    def admit(self) -> asyncio.Protocol | None:
+        """Returns the protocol of a new connection, which counts from now on until it is lost. None: it is cut."""
+        guarded = _Guarded(self, self._make)
+        return guarded if guarded.take_place() else None
+
     @property
     def is_full(self) -> bool:
         """Whether a further connection is refused."""
@@ -58,20 +63,29 @@ class _Guarded(asyncio.Protocol):
 
     def __init__(self, guard: ConnectionGuard, make: Callable[[], asyncio.BaseProtocol]) -> None:
         self._guard, self._make = guard, make
-        self._inner: asyncio.Protocol | None = None  # None for a connection that is refused
+        self._inner: asyncio.Protocol | None = None  # None before the connection is made, and if it is refused
+        self._has_place = False
         self._timer: asyncio.TimerHandle | None = None
         self._end = b""  # the last bytes of a head that is not complete
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if self._guard.is_full:
-            self._cut(CutReason.TOO_MANY)
+        if not self._has_place and not self.take_place():
+            self._transport.abort()
             return
-        self._guard.open += 1
         self._inner = cast(asyncio.Protocol, self._make())
         self._start_timer()
         self._inner.connection_made(transport)
+
+    def take_place(self) -> bool:
+        """Count the connection. Returns False if there is no place for it."""
+        if self._guard.is_full:
+            self._guard.on_cut(CutReason.TOO_MANY)
+            return False
+        self._guard.open += 1
+        self._has_place = True
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._inner is None:
@@ -96,8 +110,10 @@ class _Guarded(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        if self._inner is not None:
+        if self._has_place:
             self._guard.open -= 1
+            self._has_place = False
+        if self._inner is not None:
             self._inner.connection_lost(exc)
 
     def _start_timer(self) -> None:

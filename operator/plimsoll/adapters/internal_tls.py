@@ -26,6 +26,7 @@ from plimsoll.adapters.certificate_files import (
     KEY_FILE,
     CertificatePair,
     InvalidCertificate,
+    ascii_pem,
     load_authority,
     load_pair,
     read_file,
@@ -68,7 +69,7 @@ def load_identity(directory: Path, name: str, known: TlsIdentity | None = None) 
                 raise InvalidCertificate(f"{CERTIFICATE_FILE} has expired at {before.expires}")
             return known
     pair, authority = load_pair(source), load_authority(source)
-    trusted = authority.decode("ascii", "replace")
+    trusted = ascii_pem(authority)
     client, server = ssl.create_default_context(cadata=trusted), _server_context()
     server.load_verify_locations(cadata=trusted)
     for context in (client, server):

@@ -17,6 +17,7 @@ from plimsoll.adapters.normalize import value_at
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.routing.picker import FALLBACKS, Pick
 from plimsoll.core.types import Role
+from plimsoll.telemetry import gateway_metrics
 
 ADAPTER_HEADER: Final = "x-plimsoll-adapter"
 
@@ -31,6 +32,25 @@ class AdapterEntry:
     name: str
     names: tuple[str, ...]
     not_loaded_on: frozenset[str] = frozenset()
+
+
+class AdapterRequests:
+    """Counts requests at engines by adapter, in metrics that end with the adapter."""
+
+    def __init__(self) -> None:
+        self._counted: set[tuple[str, str]] = set()  # service and adapter
+
+    def record(self, service: str, adapter: AdapterEntry) -> None:
+        """Count a request for an adapter of this service."""
+        self._counted.add((service, adapter.name))
+        gateway_metrics.GATEWAY_ADAPTER_REQUESTS.labels(service, adapter.name).inc()
+
+    def keep_only(self, adapters: Mapping[str, Mapping[str, AdapterEntry]]) -> None:
+        """Remove the metrics of adapters that are gone. `adapters`: those of all services, by service and name."""
+        known = {(service, one.name) for service, by_name in adapters.items() for one in by_name.values()}
+        for gone in self._counted - known:
+            gateway_metrics.GATEWAY_ADAPTER_REQUESTS.remove(*gone)
+        self._counted &= known
 
 
 def not_loaded_on(inference_service: Mapping[str, Any]) -> dict[str, frozenset[str]]:

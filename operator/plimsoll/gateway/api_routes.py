@@ -36,6 +36,9 @@ class BodyForm(StrEnum):
     __hash__ = str.__hash__  # Enum.__hash__ is slow Python code
 
 
+CHAT_PATH: Final = "/v1/chat/completions"
+
+
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
     """One POST route. `tasks` are those whose models serve it. `is_booked`: it takes capacity of an engine."""
@@ -51,12 +54,17 @@ class ApiRoute:
         """Whether an engine generates nothing for it beyond the step that computes the prompt."""
         return self.form in (BodyForm.EMBEDDING, BodyForm.SCORING)
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether engines read `messages` of its body, and no `prompt`."""
+        return self.path == CHAT_PATH
+
 
 _GENERATE, _EMBED = frozenset({Task.GENERATE}), frozenset({Task.EMBED})
 _SCORE, _TRANSCRIBE = frozenset({Task.EMBED, Task.SCORE}), frozenset({Task.TRANSCRIBE})
 _ANTHROPIC: Final = ErrorShape.ANTHROPIC
 
-CHAT_ROUTE: Final = ApiRoute("/v1/chat/completions", BodyForm.COMPLETION, _GENERATE)
+CHAT_ROUTE: Final = ApiRoute(CHAT_PATH, BodyForm.COMPLETION, _GENERATE)
 MODELS_PATH: Final = "/v1/models"
 EVENT_STREAM: Final = "text/event-stream"  # accepted by a client that requests the progress of a model
 MESSAGES_PATH: Final = "/v1/messages"

@@ -23,6 +23,7 @@ from typing import Any
 from plimsoll.adapters.connection_guard import ConnectionGuard, CutReason
 from plimsoll.adapters.grpc_credentials import ServerCredentials
 from plimsoll.adapters.internal_tls import TlsIdentity, listener_context
+from plimsoll.adapters.tls_listener import TlsListener
 from plimsoll.api.contract import internal_tls_name
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.gateway.access_log_lines import access_line
@@ -60,7 +61,6 @@ log = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS = 0.02  # merges a burst of watch events into one change
 ADMIN_IDLE_SECONDS = 60.0
-HANDSHAKE_SECONDS = 10.0
 TICK_SECONDS = 1.0
 SETTLE_SECONDS = 10.0  # for an Envoy that runs to connect to this picker's discovery service and apply it
 SOCKET_BACKLOG = 4096  # each queued request occupies an Envoy connection, so bursts need new ones
@@ -225,7 +225,7 @@ class GatewayProcess:
         """Whether InferenceObjectives are known, or why there are none, or none are asked for."""
         return self._objectives is None or self._objectives.synced
 
-    async def _publish_changes(self, servers: list[asyncio.Server]) -> None:
+    async def _publish_changes(self, servers: list[asyncio.Server | TlsListener]) -> None:
         """Rebuild and publish the catalog after each change. Opens the socket for Envoy after the first one."""
         while True:
             await self._changed.wait()
@@ -245,7 +245,7 @@ class GatewayProcess:
                 servers.append(await self._open_envoy_socket())
                 self._has_catalog.set()
 
-    async def _open_admin_port(self, endpoint: AdminEndpoint) -> asyncio.Server:
+    async def _open_admin_port(self, endpoint: AdminEndpoint) -> asyncio.Server | TlsListener:
         """Open the port for Prometheus and the operator."""
         settings = self._settings
         if settings.internal_tls is None:
@@ -254,13 +254,16 @@ class GatewayProcess:
         return await self._open_port(
             settings.picker_port,
             lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS, of_client),
-            ssl=listener_context(self._identity),
-            ssl_handshake_timeout=HANDSHAKE_SECONDS,
+            listener_context(self._identity),
         )
 
-    async def _open_port(self, port: int, make: Callable[[], asyncio.Protocol], **tls: Any) -> asyncio.Server:
-        guard = ConnectionGuard(make, _count_cut)
-        return await asyncio.get_running_loop().create_server(guard, self._settings.address, port, **tls)
+    async def _open_port(
+        self, port: int, make: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None
+    ) -> asyncio.Server | TlsListener:
+        guard, address = ConnectionGuard(make, _count_cut), self._settings.address
+        if tls is not None:
+            return TlsListener(guard, address, port, tls)
+        return await asyncio.get_running_loop().create_server(guard, address, port)
 
     async def _open_envoy_socket(self) -> asyncio.Server:
         """Open the unix socket for Envoy.

@@ -5,12 +5,14 @@ Problem: Envoy reads a whole body before it asks the picker, and keeps up to thr
 
 Idea: Envoy asks for room before it reads a large body. The room is the length that the client announces, or the largest
 one if it announces none, and later the true one. It is given back with the access-log record, which Envoy writes for
-every request. One client gets three quarters at most, so that others have room while it announces bodies that it does
+every request. That record can come before the picker has read the body, if the client left: such a body takes no room.
+One client gets three quarters at most, so that others have room while it announces bodies that it does
 not send.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import msgspec
@@ -20,16 +22,18 @@ from plimsoll.gateway.errors import Rejection, RejectionReason
 
 MAX_AGE_SECONDS = 7200.0  # an older request has lost its access-log record
 IDLE_AGE_SECONDS = 10.0  # a request that Envoy does not know appears in its statistics by then
+MAX_ENDED = 10_000  # requests that ended before their body was read, which are remembered
 RETRY_SECONDS = 2.0
 CLIENT_SHARE = 0.75  # of the limit
 
 
 class _Reservation(msgspec.Struct):
-    """The bytes of a body, the time of its first reservation, and its client."""
+    """The bytes of a body, the time of its first reservation, its client, and whether the body was read."""
 
     size: int
     since_s: float
     client: str
+    is_read: bool = False
 
 
 class BodyBudget:
@@ -42,6 +46,7 @@ class BodyBudget:
         self._client_bytes: dict[str, int] = {}
         self._max_body_bytes = max_body_bytes
         self._reservations: dict[str, _Reservation] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()  # requests that ended before their body was read
 
     def reserve(self, request_id: str, announced: bytes, now: float, client: str) -> Rejection | None:
         """Reserve room for a client's body of `announced` bytes, in decimal; without a number, for the largest body.
@@ -56,26 +61,40 @@ class BodyBudget:
         held = self._client_bytes.get(client, 0)
         if held and held + size > self.client_limit_bytes:
             return self._rejection("This gateway instance holds for this client", held, self.client_limit_bytes, size)
-        self.release(request_id)
-        self._reservations[request_id] = _Reservation(size, now, client)
-        self._add(client, size)
+        self._drop(request_id)
+        if not self._has_ended(request_id):
+            self._reservations[request_id] = _Reservation(size, now, client)
+            self._add(client, size)
         return None
 
     def record(self, request_id: str, size: int, now: float) -> None:
         """Record the true size of a body that was read."""
         previous = self._reservations.get(request_id)
-        if previous is None:  # most bodies are small and were read without a question
-            self._reservations[request_id] = _Reservation(size, now, "")
-            self._add("", size)
-        else:
+        if previous is not None:
             self._add(previous.client, size - previous.size)
-            previous.size = size
+            previous.size, previous.is_read = size, True
+        elif not self._has_ended(request_id):  # most bodies are small and were read without a question
+            self._reservations[request_id] = _Reservation(size, now, "", True)
+            self._add("", size)
 
     def release(self, request_id: str) -> None:
         """Give back the room of a request that ended."""
+        previous = self._drop(request_id)
+        if previous is None or not previous.is_read:
+            self._ended[request_id] = None
+            if len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
+
+    def _has_ended(self, request_id: str) -> bool:
+        """Whether the request ended before. It is asked once, and forgotten."""
+        return bool(self._ended) and self._ended.pop(request_id, self) is None
+
+    def _drop(self, request_id: str) -> _Reservation | None:
+        """Remove the reservation of a request, if it has one."""
         previous = self._reservations.pop(request_id, None)
         if previous is not None:
             self._add(previous.client, -previous.size)
+        return previous
 
     def _add(self, client: str, size: int) -> None:
         self.reserved_bytes += size
@@ -96,7 +115,7 @@ class BodyBudget:
 
     def _release_all(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            self.release(request_id)
+            self._drop(request_id)
 
     @staticmethod
     def _rejection(holder: str, held: int, limit: int, size: int) -> Rejection:

@@ -16,7 +16,7 @@ import msgspec
 
 from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.core.types import MediaKind
-from plimsoll.gateway.api_routes import BodyForm
+from plimsoll.gateway.api_routes import ApiRoute, BodyForm
 from plimsoll.gateway.duplicate_keys import INPUT_KEY, MESSAGES_KEY, PROMPT_KEY
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, MessageParts, split_media, split_messages, utf8_bytes
@@ -25,6 +25,7 @@ from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
 
 PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix hashing reads
 EMBEDDED_TOKEN_BYTES: Final = 8192  # a vector of 4,096 numbers of 16 bits, as of an 8B; corrected like text
+_ABSENT: Final = (b"", b"null")
 _NO_TEXT: Final = (b"", b'""', b"[]", b"null")
 CONTAINER: Final[list[object]] = []  # stands for a list or an object where a scalar belongs
 _NO_TOOLS: Final = (b"[]", b"null")
@@ -136,9 +137,9 @@ def main_value(fields: CompletionFields, form: BodyForm) -> tuple[bytes, bytes]:
     return MESSAGES_KEY, bytes(fields.messages)
 
 
-def prompt_size(fields: CompletionFields, form: BodyForm, n: int) -> PromptSize:
+def prompt_size(fields: CompletionFields, route: ApiRoute, n: int) -> PromptSize:
     """Returns the size of the prompt; `n` is the number of completions per prompt."""
-    return _SIZES[form](fields) if isinstance(fields, BodyFields) else _completion(fields, n)
+    return _SIZES[route.form](fields) if isinstance(fields, BodyFields) else _completion(fields, n, route.is_chat)
 
 
 def refused_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
@@ -155,12 +156,13 @@ def refused_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
     return None
 
 
-def _completion(fields: CompletionFields, n: int) -> PromptSize:
-    text, embeds = bytes(fields.prompt), bytes(fields.prompt_embeds)
-    if embeds and embeds != b"null":
+def _completion(fields: CompletionFields, n: int, is_chat: bool) -> PromptSize:
+    messages, text, embeds = bytes(fields.messages), bytes(fields.prompt), bytes(fields.prompt_embeds)
+    has_messages, has_embeds = messages not in _ABSENT, embeds not in _ABSENT
+    if (is_chat and has_messages) or not (text or has_embeds):  # beside messages, a chat's prompt is ignored
+        return _conversation(fields, split_messages(messages, PREFIX_BYTES), fields.schema_bytes, n)
+    if has_embeds:
         return _with_embeds(text, embeds, n)
-    if not text:
-        return _conversation(fields, split_messages(bytes(fields.messages), PREFIX_BYTES), fields.schema_bytes, n)
     return PromptSize(_list_size(n, text), text[:PREFIX_BYTES], is_estimated=not _is_token_ids(text))
 
 
@@ -186,8 +188,9 @@ def _responses(fields: BodyFields) -> PromptSize:
 
 
 def _embedding(fields: BodyFields) -> PromptSize:
-    text = bytes(fields.input) or bytes(fields.messages)
-    field = "input" if bytes(fields.input) else "messages"
+    inputs, messages = bytes(fields.input), bytes(fields.messages)
+    is_chat = len(messages) > len(inputs)  # of a body with both, an engine may read either
+    text, field = (messages, "messages") if is_chat else (inputs, "input")
     if _is_token_ids(text):
         return PromptSize(_list_size(1, text), text[:PREFIX_BYTES], field=field, is_estimated=False)
     count = 1 if _is_conversation(text) else _count_items(text)
@@ -198,25 +201,24 @@ def _embedding(fields: BodyFields) -> PromptSize:
 
 
 def _scoring(fields: BodyFields) -> PromptSize:
-    """Of pairs: one text with each of the others, or two lists of one length."""
-    firsts = next((raw for raw in map(bytes, (fields.query, fields.queries, fields.text_1, fields.data_1)) if raw), b"")
-    seconds, field = next(
-        (
-            (bytes(raw), name)
-            for name in ("documents", "items", "text_2", "data_2")
-            if bytes(raw := getattr(fields, name))
-        ),
-        (b"", "documents"),
-    )
-    counts = _count_items(firsts), _count_items(seconds)
-    pairs, tokens = max(counts), 0.0
+    """Of pairs: one text with each of the others, or two lists of one length.
+
+    Each side has several names, of which an engine reads one. All of them count, whichever that is.
+    """
+    firsts = [raw for raw in map(bytes, (fields.query, fields.queries, fields.text_1, fields.data_1)) if raw]
+    seconds = {name: bytes(getattr(fields, name)) for name in ("documents", "items", "text_2", "data_2")}
+    items = {name: _count_items(raw) for name, raw in seconds.items() if raw}
+    counts = [(raw, _count_items(raw)) for raw in firsts] + [(seconds[name], count) for name, count in items.items()]
+    pairs, tokens = max((count for _, count in counts), default=1), 0.0
     media: dict[MediaKind, int] = {}
-    for text, count in zip((firsts, seconds), counts, strict=True):
+    for text, count in counts:
         parts = split_media(text, 0)
         tokens += parts.text_bytes / BYTES_PER_TOKEN / count
         for kind, amount in parts.media_tokens.items():
             media[kind] = media.get(kind, 0) + amount // count
-    return PromptSize(Prompt(int(tokens) + sum(media.values()), pairs), firsts[:PREFIX_BYTES], media, field)
+    field = max(items, key=items.__getitem__, default="documents")
+    prefix = firsts[0][:PREFIX_BYTES] if firsts else b""
+    return PromptSize(Prompt(int(tokens) + sum(media.values()), pairs), prefix, media, field)
 
 
 def _nothing(fields: BodyFields) -> PromptSize:

@@ -22,7 +22,7 @@ import msgspec
 from xxhash import xxh3_64_digest
 
 from plimsoll.core.types import MediaKind
-from plimsoll.gateway.byte_search import has_unicode_escape
+from plimsoll.gateway.byte_search import count_unicode_escapes, has_unicode_escape
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, Pictures, picture_tokens
 from plimsoll.gateway.sound_length import TOKENS_PER_SECOND, sound_seconds
 
@@ -88,14 +88,13 @@ def split_media(text: bytes, max_prefix: int) -> MessageParts:
     if len(text) <= LONG_TEXT_BYTES and not any(sign in text for sign in _MEDIA_SIGNS):
         return MessageParts(text[:max_prefix], utf8_bytes(text), {})
     blobs = list(islice(_find_blobs(text), MAX_BLOBS))
-    text_bytes = len(text) - sum(blob.end - blob.start for blob in blobs)
-    rest = _without(text, blobs, LONG_TEXT_BYTES) if blobs else text
+    rest = _without(text, blobs) if blobs else text
     blob_tokens, sizes = _blob_tokens(text, blobs)
     counts, tokens = dict.fromkeys(MediaKind, 0), dict.fromkeys(MediaKind, 0)
     for blob, count in zip(blobs, blob_tokens, strict=True):
         counts[blob.kind] += 1
         tokens[blob.kind] += count
-    if text_bytes <= LONG_TEXT_BYTES:
+    if len(rest) <= LONG_TEXT_BYTES:
         for kind, keys in _PART_KEYS.items():
             by_url = sum(rest.count(key) for key in keys) - counts[kind]
             by_url += len(_IMAGE_PART.findall(rest)) if kind is MediaKind.IMAGE else 0
@@ -103,21 +102,20 @@ def split_media(text: bytes, max_prefix: int) -> MessageParts:
     media_tokens = {kind: count for kind, count in tokens.items() if count}
     prefix = _prefix(text, blobs, blob_tokens, max_prefix)
     others = (tokens[MediaKind.IMAGE] - sum(image_tokens(*size) for size in sizes)) // DEFAULT_TOKENS[MediaKind.IMAGE]
-    return MessageParts(prefix, utf8_bytes(rest, text_bytes), media_tokens, Pictures(sizes, others))
+    return MessageParts(prefix, utf8_bytes(rest), media_tokens, Pictures(sizes, others))
 
 
-def utf8_bytes(text: bytes, size: int | None = None) -> int:
+def utf8_bytes(text: bytes) -> int:
     r"""Returns the size of JSON text in UTF-8, without the `\u` escapes by which many clients send other scripts.
 
-    Long text is measured at its beginning. With a size, `text` is the beginning of a text of that many bytes.
+    Long text that begins without escapes counts as it is. All escapes of another text are counted: what follows from
+    its beginning alone lets a client hide the rest.
     """
-    size = len(text) if size is None else size
     sample = text[:LONG_TEXT_BYTES]
     if b"\\" not in sample or not has_unicode_escape(sample):
-        return size
-    escapes = sample.count(b"\\u")
-    excess = (ESCAPE_BYTES - 3) * escapes + sample.count(b"\\u0")  # from \u0800 on, three bytes; before, two
-    return max(0, size - excess * size // len(sample))  # the last escape may be cut off
+        return len(text)
+    escapes, low = count_unicode_escapes(text)  # from \u0800 on, three bytes; before, two
+    return max(0, len(text) - (ESCAPE_BYTES - 3) * escapes - low)  # the last escape may be cut off
 
 
 def image_tokens(width: int, height: int) -> int:
@@ -182,16 +180,13 @@ def _blob_tokens(text: bytes, blobs: list[_Blob]) -> tuple[list[int], tuple[tupl
     return tokens, tuple(sizes)
 
 
-def _without(text: bytes, blobs: list[_Blob], max_bytes: int) -> bytes:
-    """Returns the beginning of the text without base64 text."""
-    pieces, position, size, view = [], 0, 0, memoryview(text)
+def _without(text: bytes, blobs: list[_Blob]) -> bytes:
+    """Returns the text without base64 text."""
+    pieces, position, view = [], 0, memoryview(text)
     for blob in blobs:
-        if size >= max_bytes:
-            break
         pieces.append(view[position : blob.start])
-        size += len(pieces[-1])
         position = blob.end
-    return b"".join((*pieces, view[position : position + max_bytes]))[:max_bytes]
+    return b"".join((*pieces, view[position:]))
 
 
 def _prefix(text: bytes, blobs: list[_Blob], blob_tokens: list[int], max_bytes: int) -> bytes:

@@ -16,6 +16,7 @@ from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
 from plimsoll.core.admission.retry_detection import RecentRejections
 from plimsoll.core.types import Role
 from plimsoll.gateway import error_messages
+from plimsoll.gateway.adapters import AdapterRequests
 from plimsoll.gateway.admission_manager import AdmissionManager
 from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute, BodyForm, ErrorShape
 from plimsoll.gateway.audio_form import parse_audio_form
@@ -77,7 +78,7 @@ class Picker:
         self._engines = EngineChoice(self.inflight)
         self.authenticator = authenticator or Authenticator()
         self.key_limits = KeyLimits()
-        self._counted_adapters: set[tuple[str, str]] = set()  # with a series of metrics
+        self._adapter_requests = AdapterRequests()
         self.attributes = AttributeStore() if attributes is None else attributes
         self._clock = clock or LoopClock()
         self.queue = RequestQueue(self._clock)
@@ -98,10 +99,7 @@ class Picker:
             self.owners.set_catalog(catalog)
         self.admission.set_catalog(catalog, now, self._clock.unix())
         self.release(list(self.admission.services), now)
-        known = {(key, one.name) for key, service in catalog.services.items() for one in service.adapters.values()}
-        for gone in self._counted_adapters - known:
-            gateway_metrics.GATEWAY_ADAPTER_REQUESTS.remove(*gone)
-        self._counted_adapters &= known
+        self._adapter_requests.keep_only({key: service.adapters for key, service in catalog.services.items()})
         for removed in self.stats_by_service.keys() - catalog.services.keys() - {""}:
             del self.stats_by_service[removed]
             gateway_metrics.remove_gateway_series(removed)
@@ -184,7 +182,7 @@ class Picker:
             rejection = error_messages.route_not_served(parsed.model, route.path, service.task)
             return self.reject(rejection, route.shape, service.key)
         if parsed.n > MAX_SEQUENCES_PER_PROMPT:
-            limit = self._max_queued(service, self.fallback_of(service, route))
+            limit = self._max_queued(service, self.catalog.fallback_of(service, route))
             rejection = error_messages.too_many_completions(parsed.model, parsed.n, limit)
             return self.reject(rejection, route.shape, service.key)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
@@ -199,7 +197,8 @@ class Picker:
         if service.policy is not None and route.is_booked:
             ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
             # A pool of a gateway of another product has the engines of one service.
-            ctx.fallback = self.fallback_of(service, route) if ctx.adapter is None and foreign is None else None
+            has_fallback = ctx.adapter is None and foreign is None
+            ctx.fallback = self.catalog.fallback_of(service, route) if has_fallback else None
             ctx.block_hashes = prefix_hashes(parsed.prompt_prefix, ctx, service, self.catalog.services)
         ctx.claims_retry, ctx.foreign = claims_retry(headers.get(RETRY_COUNT_HEADER)), foreign
         is_owned = self.owners is not None and not (foreign and is_partial(foreign.subset, service.endpoints))
@@ -265,12 +264,6 @@ class Picker:
         self.stats(ctx.service).record_arrival(ctx.estimate, retry=ctx.claims_retry, demand=False)
         return self._reject(rejection, ctx, now)
 
-    def fallback_of(self, service: ServiceEntry, route: ApiRoute) -> str | None:
-        """Returns the key of the fallback service, or None if there is none that serves the route."""
-        fallback = self.catalog.services.get((service.policy and service.policy.fallback) or "")
-        is_usable = fallback is not None and fallback is not service and fallback.task in route.tasks
-        return fallback.key if fallback is not None and is_usable else None
-
     def _apply(self, ctx: RequestContext, decision: AdmissionDecision | None, now: float) -> bytes | None:
         """Returns the reply for a decision, or None if the request is queued. Without admission, picks an engine."""
         if decision is None or decision.outcome is AdmissionOutcome.ADMITTED:
@@ -317,8 +310,7 @@ class Picker:
             return self._reject(no_endpoint(service, ctx, self._clock.unix()), ctx, now)
         key, stats = service.key, self.stats(service.key)
         if ctx.adapter is not None:
-            self._counted_adapters.add((key, ctx.adapter.name))
-            gateway_metrics.GATEWAY_ADAPTER_REQUESTS.labels(key, ctx.adapter.name).inc()
+            self._adapter_requests.record(key, ctx.adapter)
         if ctx.is_fallback:
             self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
             tokens = demand_tokens(ctx, self.admission.kv_tokens(key))

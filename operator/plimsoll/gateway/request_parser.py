@@ -48,7 +48,7 @@ _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 class ParsedRequest(msgspec.Struct):
     """The parsed fields of one request. Treat it as immutable.
 
-    `model` is the name that the client sent. `max_tokens` is the lowest of the client's output limits, None if it set
+    `model` is the name that the client sent. `max_tokens` is the highest of the client's output limits, None if it set
     none. `output_limits` are all of them by field, whatever they are. `stream` is true for server-sent events.
     `prompt_prefix` is the start of the prompt as raw JSON, with digests in the place of base64 text. `n` is the number
     of completions per prompt, at most `MAX_N`. `media_tokens` are those of `prompt.tokens` that are no text, by kind.
@@ -140,8 +140,8 @@ def _to_request(fields: CompletionFields, route: ApiRoute) -> ParsedRequest | Re
     if (refused := refused_field(fields, route.form)) is not None:
         return refused
     n = _n(fields.n) if route.form is BodyForm.COMPLETION else 1
-    size = prompt_size(fields, route.form, n)
-    output_limits = _output_limits(fields, route.form)
+    size = prompt_size(fields, route, n)
+    output_limits = _output_limits(fields, route)
     max_tokens = PREFILL_ONLY_TOKENS if route.is_prefill_only else _max_tokens(output_limits)
     return ParsedRequest(
         model,
@@ -172,21 +172,37 @@ def bounded(prompt: Prompt) -> Prompt:
     return Prompt(min(prompt.tokens, MAX_REQUEST_TOKENS), min(prompt.sequences, MAX_REQUEST_SEQUENCES))
 
 
-def _output_limits(fields: CompletionFields, form: BodyForm) -> dict[str, object]:
-    if form is BodyForm.RESPONSES and isinstance(fields, BodyFields):
+def _output_limits(fields: CompletionFields, route: ApiRoute) -> dict[str, object]:
+    """Returns the output limits that engines read on this route."""
+    if route.is_chat:
+        return {"max_tokens": fields.max_tokens, "max_completion_tokens": fields.max_completion_tokens}
+    if route.form is BodyForm.RESPONSES and isinstance(fields, BodyFields):
         return {"max_output_tokens": fields.max_output_tokens}
-    return {"max_tokens": fields.max_tokens, "max_completion_tokens": fields.max_completion_tokens}
+    return {"max_tokens": fields.max_tokens}
 
 
 def _max_tokens(limits: Mapping[str, object]) -> int | None:
-    stated = [m for m in limits.values() if type(m) is int and 0 < m <= MAX_REQUEST_TOKENS]
-    return min(stated) if stated else None
+    """Returns the highest limit: which of two an engine obeys depends on the engine. None if one may be unlimited."""
+    highest = 0
+    for value in limits.values():
+        if value is None:
+            continue
+        if type(value) is not int or value > MAX_REQUEST_TOKENS:
+            return None
+        highest = max(highest, value)
+    return highest or None
 
 
 def _n(value: object) -> int:
-    """Returns the body's `n`, at most `MAX_N`, or 1 if it is not a positive integer. vLLM reads 2.0 as 2."""
-    whole = int(value) if isinstance(value, float) and value.is_integer() else value
-    return min(whole, MAX_N) if type(whole) is int and whole > 0 else 1
+    """Returns the body's `n`, at most `MAX_N`, or 1 if it is not a positive integer. vLLM reads 2.0 and "2" as 2."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return 1
+    if isinstance(value, float):
+        value = int(min(value, float(MAX_N))) if value.is_integer() else 1
+    return min(value, MAX_N) if type(value) is int and value > 0 else 1
 
 
 def _is_utf8(body: bytes) -> bool:

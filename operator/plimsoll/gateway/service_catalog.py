@@ -29,6 +29,7 @@ from plimsoll.core.types import Role, Task
 from plimsoll.engines.registry import DEFAULT_ENGINE, engine_named
 from plimsoll.gateway.adapters import AdapterEntry, not_loaded_on
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
+from plimsoll.gateway.api_routes import ApiRoute
 from plimsoll.gateway.engine_pods import EnginePod, UnplacedPod, endpoint_of, max_model_len, max_queued, unplaced_role
 from plimsoll.gateway.handover import keep_last, wanted_roles
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, family_of
@@ -123,6 +124,12 @@ class ServiceCatalog:
 
     services: Mapping[str, ServiceEntry]
     by_name: Mapping[str, ServiceEntry]
+
+    def fallback_of(self, service: ServiceEntry, route: ApiRoute) -> str | None:
+        """Returns the key of the fallback service, or None if there is none that serves the route."""
+        fallback = self.services.get((service.policy and service.policy.fallback) or "")
+        is_usable = fallback is not None and fallback is not service and fallback.task in route.tasks
+        return fallback.key if fallback is not None and is_usable else None
 
 
 EMPTY_CATALOG = ServiceCatalog({}, {})

@@ -209,7 +209,7 @@ class OwnerServer:
             connection.send(messages.Refused(question.number))
             return
         if ctx.adapter is None and question.may_fall_back:
-            ctx.fallback = picker.fallback_of(service, ctx.route)
+            ctx.fallback = picker.catalog.fallback_of(service, ctx.route)
         reply = picker.decide_here(service, ctx, now)
         if isinstance(reply, bytes):
             self._answer(connection, question.number, ctx, reply)
