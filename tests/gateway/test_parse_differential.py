@@ -143,6 +143,20 @@ def test_chat_counts_messages_whatever_else_it_has(shadow: dict[str, Any]) -> No
     assert tokens(COMPLETIONS, messages=messages, prompt="hi") == 1
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"documents": [{"text": "word " * 1000}]},
+        {"chat_template": "word " * 1000},
+        {"chat_template_kwargs": {"tools": ["word " * 1000]}},
+        {"response_format": {"type": "text", "words": "word " * 1000}},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_chat_counts_what_its_template_may_write(field: dict[str, Any]) -> None:
+    assert tokens(CHAT_PATH, messages=[], **field) > 1000
+
+
 def test_fields_an_engine_may_read_are_not_hidden() -> None:
     chat_input = [{"role": "user", "content": "word " * 1000}]
     assert tokens(EMBEDDINGS, input="hi", messages=chat_input) > 1000
@@ -162,6 +176,19 @@ def test_n_is_no_less_than_an_engine_reads(n: str) -> None:
     found = parse_body(chat('"a"', n=n))
     assert isinstance(found, ParsedRequest)
     assert found.n >= min(read, MAX_N)
+
+
+@pytest.mark.parametrize(
+    "value", [True, False, None, 0, 1, 1.0, 2, "true", "True", "t", "YES", "y", "on", "1", "no", "", []]
+)
+def test_stream_is_what_an_engine_reads(value: Any) -> None:
+    try:
+        read = TypeAdapter(bool | None).validate_python(value)
+    except ValidationError:
+        read = False
+    found = parse_body(chat('"a"', stream=value))
+    assert isinstance(found, ParsedRequest)
+    assert found.stream is bool(read)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from plimsoll.core.types import MediaKind
 from plimsoll.engines.form_data import FormError, FormField, parse_form
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.media_parts import BYTES_PER_TOKEN
-from plimsoll.gateway.request_parser import ParsedRequest, bounded, model_required
+from plimsoll.gateway.request_parser import ParsedRequest, bounded, is_true, model_required
 from plimsoll.gateway.sound_length import TOKENS_PER_SECOND, sound_seconds
 
 CLIP_SECONDS: Final = 30  # vLLM's default
@@ -51,7 +51,7 @@ def parse_audio_form(body: bytes, content_type: bytes) -> ParsedRequest | Reject
         model,
         bounded(Prompt(audio_tokens + text_tokens, clips)),
         max_tokens or None,
-        (_text(body, by_name.get("stream")) or "").lower() in ("true", "1", "on", "yes"),
+        is_true(_text(body, by_name.get("stream"))),
         media_tokens={MediaKind.AUDIO: audio_tokens} if audio_tokens else {},
         prompt_field="file",
     )

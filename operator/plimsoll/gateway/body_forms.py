@@ -54,13 +54,15 @@ class CompletionFields(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw()
     functions: msgspec.Raw = msgspec.Raw()
     response_format: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
+    chat_template: msgspec.Raw = msgspec.Raw()
+    chat_template_kwargs: msgspec.Raw = msgspec.Raw()
 
     @property
-    def schema_bytes(self) -> int:
-        """The size of what is neither message nor tool."""
-        if not self.functions and not self.response_format:
-            return 0
-        return utf8_bytes(bytes(self.functions)) + utf8_bytes(bytes(self.response_format))
+    def template_bytes(self) -> int:
+        """The size of what a chat template may write into the prompt and is neither message nor tool."""
+        others = self.functions, self.response_format, self.documents, self.chat_template, self.chat_template_kwargs
+        return sum(utf8_bytes(bytes(raw)) for raw in others if raw)
 
 
 class BodyFields(CompletionFields):
@@ -76,7 +78,6 @@ class BodyFields(CompletionFields):
     text: msgspec.Raw = msgspec.Raw()
     query: msgspec.Raw = msgspec.Raw()
     queries: msgspec.Raw = msgspec.Raw()
-    documents: msgspec.Raw = msgspec.Raw()
     items: msgspec.Raw = msgspec.Raw()
     text_1: msgspec.Raw = msgspec.Raw()
     text_2: msgspec.Raw = msgspec.Raw()
@@ -160,7 +161,7 @@ def _completion(fields: CompletionFields, n: int, is_chat: bool) -> PromptSize:
     messages, text, embeds = bytes(fields.messages), bytes(fields.prompt), bytes(fields.prompt_embeds)
     has_messages, has_embeds = messages not in _ABSENT, embeds not in _ABSENT
     if (is_chat and has_messages) or not (text or has_embeds):  # beside messages, a chat's prompt is ignored
-        return _conversation(fields, split_messages(messages, PREFIX_BYTES), fields.schema_bytes, n)
+        return _conversation(fields, split_messages(messages, PREFIX_BYTES), fields.template_bytes, n)
     if has_embeds:
         return _with_embeds(text, embeds, n)
     return PromptSize(_list_size(n, text), text[:PREFIX_BYTES], is_estimated=not _is_token_ids(text))
@@ -178,13 +179,13 @@ def _with_embeds(text: bytes, embeds: bytes, n: int) -> PromptSize:
 
 def _messages(fields: BodyFields) -> PromptSize:
     parts = split_media(bytes(fields.system) + bytes(fields.messages), PREFIX_BYTES)
-    return _conversation(fields, parts, fields.schema_bytes, 1)
+    return _conversation(fields, parts, fields.template_bytes, 1)
 
 
 def _responses(fields: BodyFields) -> PromptSize:
-    schema_bytes = fields.schema_bytes + utf8_bytes(bytes(fields.text))
+    template_bytes = fields.template_bytes + utf8_bytes(bytes(fields.text))
     parts = split_media(bytes(fields.instructions) + bytes(fields.input), PREFIX_BYTES)
-    return _conversation(fields, parts, schema_bytes, 1)
+    return _conversation(fields, parts, template_bytes, 1)
 
 
 def _embedding(fields: BodyFields) -> PromptSize:
@@ -234,9 +235,9 @@ _SIZES: Final[Mapping[BodyForm, Callable[[BodyFields], PromptSize]]] = {
 }
 
 
-def _conversation(fields: CompletionFields, parts: MessageParts, schema_bytes: int, n: int) -> PromptSize:
+def _conversation(fields: CompletionFields, parts: MessageParts, template_bytes: int, n: int) -> PromptSize:
     """Returns the size of messages and tools. A chat template writes tools first, so the prefix begins with them."""
-    tools, prefix, text_bytes = bytes(fields.tools), parts.prefix, parts.text_bytes + schema_bytes
+    tools, prefix, text_bytes = bytes(fields.tools), parts.prefix, parts.text_bytes + template_bytes
     if tools:
         text_bytes += utf8_bytes(tools)
         prefix = prefix if tools in _NO_TOOLS else (tools[:PREFIX_BYTES] + prefix)[:PREFIX_BYTES]

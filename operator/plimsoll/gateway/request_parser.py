@@ -42,6 +42,7 @@ MAX_N = 10**12  # larger values of `n` count as this one
 PREFILL_ONLY_TOKENS = 1  # of a route that generates nothing: the step that computes the prompt
 _TRUNCATED = "Input data was truncated"  # also said of a string that ends after a high surrogate
 _HIGH_SURROGATE = re.compile(rb'(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})"')
+_TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
@@ -147,7 +148,7 @@ def _to_request(fields: CompletionFields, route: ApiRoute) -> ParsedRequest | Re
         model,
         bounded(size.prompt),
         max_tokens,
-        fields.stream is True,
+        is_true(fields.stream),
         size.prefix,
         n,
         size.media_tokens,
@@ -203,6 +204,11 @@ def _n(value: object) -> int:
     if isinstance(value, float):
         value = int(min(value, float(MAX_N))) if value.is_integer() else 1
     return min(value, MAX_N) if type(value) is int and value > 0 else 1
+
+
+def is_true(value: object) -> bool:
+    """Returns whether engines read the value of a boolean field as true. They read 1 and "yes" so, too (pydantic)."""
+    return value.lower() in _TRUE if isinstance(value, str) else value == 1
 
 
 def _is_utf8(body: bytes) -> bool:
