@@ -58,12 +58,20 @@ def load_authority(directory: Path) -> bytes:
     """The authority's certificates in PEM. Raises InvalidCertificate."""
     try:
         authority = read_file(directory, AUTHORITY_FILE)
-        ssl.create_default_context(cadata=authority.decode("ascii", "replace"))
+        ssl.create_default_context(cadata=pem_text(authority))
     except (ssl.SSLError, ValueError) as error:
         if isinstance(error, InvalidCertificate):
             raise
         raise InvalidCertificate(f"{AUTHORITY_FILE} has no certificate of an authority: {error}") from error
     return authority
+
+
+def pem_text(content: bytes) -> str:
+    """The certificates in a file as ASCII, as `ssl` takes them. Only comments have other characters.
+
+    It is not empty: with empty text, `ssl` would trust the authorities of the system.
+    """
+    return content.decode("ascii", "replace").replace("\N{REPLACEMENT CHARACTER}", "?")
 
 
 def load_pair(directory: Path) -> CertificatePair:
@@ -73,7 +81,7 @@ def load_pair(directory: Path) -> CertificatePair:
     """
     source = resolved(directory)
     certificate, key = (read_file(source, name) for name in (CERTIFICATE_FILE, KEY_FILE))
-    pair = CertificatePair(certificate, key, expiry_s(certificate.decode("ascii", "replace")), source)
+    pair = CertificatePair(certificate, key, expiry_s(pem_text(certificate)), source)
     pair.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     if (certificate, key) != (read_file(source, CERTIFICATE_FILE), read_file(source, KEY_FILE)):
         raise InvalidCertificate(f"{CERTIFICATE_FILE} or {KEY_FILE} changed while they were read")
