@@ -148,11 +148,16 @@ class ObjectCache:
         return self._objects.get(kind, {}).get(key)
 
     def parsed(self, service_object: Object) -> InferenceService | InvalidSpec:
-        """The parsed InferenceService, or the error in its spec. Each version of an object is parsed once."""
+        """The parsed InferenceService, or the error in its spec. Each version of an object is parsed once.
+
+        Of a version that is not in the cache, such as that of a deleted service, nothing is kept.
+        """
         uid = service_object["metadata"]["uid"]
         entry = self._parsed.get(uid)
         if entry is None or entry[0] is not service_object:
-            entry = self._parsed[uid] = (service_object, _parse(service_object, self._gpu_resource))
+            entry = service_object, _parse(service_object, self._gpu_resource)
+            if self.get(labels.KIND, key_of(service_object)) is service_object:
+                self._parsed[uid] = entry
         return entry[1]
 
     def claims_of(self, names: Iterable[str]) -> list[NameClaim]:
