@@ -4,7 +4,8 @@ Problem: a peer that connects and sends nothing, or a byte now and then, keeps a
 server that waits for the end of its request ends up with none left for Prometheus and the kubelet.
 
 Idea: a request's head must be complete some seconds after its first byte, the first one some seconds after the
-connection is open. The number of connections is bounded. A connection that breaks a rule is cut, and counted.
+connection is open. The number of connections is bounded: a further one takes the place of that which has sent nothing
+for the longest time, so a probe is answered even if a peer keeps many connections. A connection that is cut is counted.
 """
 
 from __future__ import annotations
@@ -41,40 +42,53 @@ class ConnectionGuard:
         self._max_connections = max_connections
         self.head_seconds = head_seconds
         self.on_cut = on_cut
-        self.open = 0
+        self._open: dict[_Guarded, None] = {}  # the connection that has sent nothing for the longest time is the first
 
     def __call__(self) -> asyncio.Protocol:
         """Returns the protocol of a new connection."""
-        return _Guarded(self, self._make)
+        return _Guarded(self, cast(asyncio.Protocol, self._make()))
 
     @property
-    def is_full(self) -> bool:
-        """Whether a further connection is refused."""
-        return self.open >= self._max_connections
+    def open(self) -> int:
+        """The number of connections."""
+        return len(self._open)
+
+    def add(self, connection: _Guarded) -> None:
+        """Add a connection, in place of another one if there are as many as allowed."""
+        if self.open >= self._max_connections:
+            next(iter(self._open)).cut(CutReason.TOO_MANY)
+        self._open[connection] = None
+
+    def is_open(self, connection: _Guarded) -> bool:
+        """Note that a connection has sent something. Returns False if it was cut."""
+        if connection not in self._open:
+            return False
+        del self._open[connection]
+        self._open[connection] = None
+        return True
+
+    def remove(self, connection: _Guarded) -> None:
+        """Remove a connection, if it is there."""
+        self._open.pop(connection, None)
 
 
 class _Guarded(asyncio.Protocol):
     """Passes one connection on to the server's own protocol."""
 
-    def __init__(self, guard: ConnectionGuard, make: Callable[[], asyncio.BaseProtocol]) -> None:
-        self._guard, self._make = guard, make
-        self._inner: asyncio.Protocol | None = None  # None for a connection that is refused
+    def __init__(self, guard: ConnectionGuard, inner: asyncio.Protocol) -> None:
+        self._guard, self._inner = guard, inner
         self._timer: asyncio.TimerHandle | None = None
         self._end = b""  # the last bytes of a head that is not complete
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if self._guard.is_full:
-            self._cut(CutReason.TOO_MANY)
-            return
-        self._guard.open += 1
-        self._inner = cast(asyncio.Protocol, self._make())
+        self._guard.add(self)
         self._start_timer()
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._inner is None:
+        if not self._guard.is_open(self):
             return
         self._end = b"" if (self._end + data).endswith(HEAD_END) else (self._end + data)[1 - len(HEAD_END) :]
         if not self._end:
@@ -84,31 +98,31 @@ class _Guarded(asyncio.Protocol):
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return None if self._inner is None else self._inner.eof_received()
+        return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.pause_writing()
+        self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.resume_writing()
+        self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        if self._inner is not None:
-            self._guard.open -= 1
-            self._inner.connection_lost(exc)
+        self._guard.remove(self)
+        self._inner.connection_lost(exc)
+
+    def cut(self, reason: CutReason) -> None:
+        """Close the connection at once."""
+        self._stop_timer()
+        self._guard.remove(self)
+        self._guard.on_cut(reason)
+        self._transport.abort()
 
     def _start_timer(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._guard.head_seconds, self._cut, CutReason.SLOW_REQUEST)
+        self._timer = loop.call_later(self._guard.head_seconds, self.cut, CutReason.SLOW_REQUEST)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _cut(self, reason: CutReason) -> None:
-        self._guard.on_cut(reason)
-        self._transport.abort()
