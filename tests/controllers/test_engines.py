@@ -113,13 +113,13 @@ def world() -> World:
 
 
 async def test_unchanged_pods_are_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, read_pod = list[str](), engine_poller._polled_pod
+    read, read_pod = list[str](), engine_poller.polled_pod
 
     def counted(obj: Object) -> Any:
         read.append(obj["metadata"]["name"])
         return read_pod(obj)
 
-    monkeypatch.setattr(engine_poller, "_polled_pod", counted)
+    monkeypatch.setattr(engine_poller, "polled_pod", counted)
     first, _ = world.pod(1), world.pod(2)
     await world.until(5.0)
     assert read == ["pod-1", "pod-2"]
