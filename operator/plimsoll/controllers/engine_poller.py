@@ -107,7 +107,7 @@ class EnginePoller:
         self._active_until_s: dict[Key, float] = {}
         self._relisted_s = -math.inf
         self._scan_s = 0.0  # CPU time of the last search for pods that are due
-        self._polls, self._failing_polls = GroupBound(MAX_GROUP_POLLS), GroupBound(MAX_FAILING_GROUP_POLLS)
+        self._end_polls()
         self._slots, self._failing_slots = FairSlots(MAX_CONCURRENT_REQUESTS), FairSlots(MAX_FAILING_REQUESTS)
 
     def engine_info(self, namespace: str, pod: str) -> EngineInfo | None:
@@ -164,11 +164,21 @@ class EnginePoller:
 
     async def run(self) -> None:
         """Poll until cancelled."""
+        self._end_polls()
         async with asyncio.TaskGroup() as group:
             while True:
                 for start in await self._take_due():
                     group.create_task(start())
                 await asyncio.sleep(self._sleep_s())
+
+    def _end_polls(self) -> None:
+        """Let every pod be polled again that waits for an answer: an earlier `run` that failed has ended its polls."""
+        self._polls, self._failing_polls = GroupBound(MAX_GROUP_POLLS), GroupBound(MAX_FAILING_GROUP_POLLS)
+        now_s = self._monotonic()
+        for pod in self._pods.values():
+            pod.info_due_s = min(pod.info_due_s, now_s + ENGINE_INFO_INTERVAL_S)
+            if pod.is_ready:
+                pod.metrics_due_s = min(pod.metrics_due_s, now_s + BUSY_INTERVAL_S)
 
     async def poll_due(self) -> None:
         """Poll every pod that is due, and wait for the answers."""
