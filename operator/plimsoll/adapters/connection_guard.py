@@ -1,4 +1,4 @@
-"""Bounds the connections of a server that answers requests without a body, such as probes and metrics.
+"""Bounds the connections of a server of small requests, such as probes, metrics and reviews.
 
 Problem: a peer that connects and sends nothing, or a byte now and then, keeps a connection for as long as it likes. A
 server that waits for the end of its request ends up with none left for Prometheus and the kubelet.
@@ -6,6 +6,7 @@ server that waits for the end of its request ends up with none left for Promethe
 Idea: a request's head must be complete some seconds after its first byte, the first one some seconds after the
 connection is open. The number of connections is bounded: a further one takes the place of that which has sent nothing
 for the longest time, so a probe is answered even if a peer keeps many connections. A connection that is cut is counted.
+Of requests with bodies, only the first head is timed: the server bounds the time of bodies and between two requests.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ class ConnectionGuard:
         on_cut: Callable[[CutReason], None],
         max_connections: int = MAX_CONNECTIONS,
         head_seconds: float = HEAD_SECONDS,
+        has_bodies: bool = False,
     ) -> None:
         """make: the protocol of one connection. on_cut: called with each connection that is cut."""
         self._make = make
         self._max_connections = max_connections
         self.head_seconds = head_seconds
+        self.has_bodies = has_bodies
         self.on_cut = on_cut
         self._open: dict[_Guarded, None] = {}  # the connection that has sent nothing for the longest time is the first
 
@@ -78,6 +81,7 @@ class _Guarded(asyncio.Protocol):
     def __init__(self, guard: ConnectionGuard, inner: asyncio.Protocol) -> None:
         self._guard, self._inner = guard, inner
         self._timer: asyncio.TimerHandle | None = None
+        self._is_timed = True
         self._end = b""  # the last bytes of a head that is not complete
         self._transport: asyncio.Transport
 
@@ -90,11 +94,8 @@ class _Guarded(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._guard.is_open(self):
             return
-        self._end = b"" if (self._end + data).endswith(HEAD_END) else (self._end + data)[1 - len(HEAD_END) :]
-        if not self._end:
-            self._stop_timer()
-        elif self._timer is None:
-            self._start_timer()
+        if self._is_timed:
+            self._time(data)
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -117,6 +118,18 @@ class _Guarded(asyncio.Protocol):
         self._guard.remove(self)
         self._guard.on_cut(reason)
         self._transport.abort()
+
+    def _time(self, data: bytes) -> None:
+        """Stop the timer at the end of a head, and start it with the first bytes of another."""
+        read = self._end + data
+        if HEAD_END in read if self._guard.has_bodies else read.endswith(HEAD_END):
+            self._end = b""
+            self._stop_timer()
+            self._is_timed = not self._guard.has_bodies
+            return
+        self._end = read[1 - len(HEAD_END) :]
+        if self._timer is None:
+            self._start_timer()
 
     def _start_timer(self) -> None:
         loop = asyncio.get_running_loop()

@@ -70,12 +70,13 @@ async def serve(port: int, metrics_port: int, endpoints: HttpEndpoints | None = 
     await runner.setup()
     assert runner.server is not None
     for number in sorted({port, metrics_port}):
-        guard = ConnectionGuard(runner.server, _count_cut)
+        guard = ConnectionGuard(runner.server, count_cut)
         listeners.append(await asyncio.get_running_loop().create_server(guard, port=number, backlog=BACKLOG))
     return runner
 
 
-def _count_cut(reason: CutReason) -> None:
+def count_cut(reason: CutReason) -> None:
+    """Count a connection that was cut."""
     operator_metrics.OPERATOR_CONNECTIONS_CUT.labels(reason.value).inc()
 
 

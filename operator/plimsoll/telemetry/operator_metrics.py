@@ -111,8 +111,8 @@ OPERATOR_ENGINE_POLLS_PUT_OFF = Gauge(
 )
 OPERATOR_CONNECTIONS_CUT = Counter(
     "plimsoll_operator_connections_cut",
-    "Connections to the ports of probes, metrics and recommendations that were cut (reason: slow_request, without a "
-    "whole request for 5 seconds, too_many, above 512 at one port).",
+    "Connections to the ports of probes, metrics, recommendations and the webhook that were cut (reason: slow_request, "
+    "without a whole request for 5 seconds, too_many, above 512 at one port).",
     ["reason"],
     registry=OPERATOR,
 )
