@@ -11,7 +11,7 @@ waits up to a minute after an error, longer with each, and 2 s after an end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -155,15 +155,25 @@ async def serve(settings: KedaScalerSettings, lookup: Lookup) -> None:
 
     Raises RuntimeError if the port is taken.
     """
-    credentials = None
-    if settings.certificate_directory is not None:
-        directory, report = Path(settings.certificate_directory), partial(certificates.export, certificates.KEDA_SCALER)
-        files = ServerCredentials(directory, settings.require_client_certificate, report=report)
-        credentials = await files.wait()
-    scaler = KedaScaler(lookup)
-    server, _ = await scaler.start(f"[::]:{settings.port}", credentials)
+    if settings.certificate_directory is None:
+        await _serve(settings.port, lookup, None, asyncio.Event().wait)
+        return
+    directory, report = Path(settings.certificate_directory), partial(certificates.export, certificates.KEDA_SCALER)
+    files = ServerCredentials(directory, settings.require_client_certificate, report=report)
     try:
-        await asyncio.Event().wait()
+        await _serve(settings.port, lookup, await files.wait(), files.follow)
+    finally:
+        certificates.remove(certificates.KEDA_SCALER)
+
+
+async def _serve(
+    port: int, lookup: Lookup, credentials: grpc.ServerCredentials | None, wait: Callable[[], Awaitable[object]]
+) -> None:
+    """Serve while `wait` runs."""
+    scaler = KedaScaler(lookup)
+    server, _ = await scaler.start(f"[::]:{port}", credentials)
+    try:
+        await wait()
     finally:
         scaler.end_streams()
         await server.stop(CLOSE_SECONDS)
