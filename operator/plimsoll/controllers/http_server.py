@@ -61,8 +61,8 @@ class HttpEndpoints:
 async def serve(port: int, metrics_port: int, endpoints: HttpEndpoints | None = None) -> web.AppRunner:
     """Serve until the returned runner is cleaned up. A blocked event loop fails the liveness probe.
 
-    The two ports have a bound of connections each: clients of the metrics port keep no probe out.
-    So does a leader that finishes no reconcile. One that cannot list its objects is not ready.
+    So does a leader that finishes no reconcile. One that cannot list its objects is not ready. The two ports have a
+    bound of connections each: clients of the metrics port keep no probe out.
     """
     app, listeners = build_app(endpoints or HttpEndpoints()), list[asyncio.Server]()
     app.on_shutdown.append(partial(_close, listeners))
