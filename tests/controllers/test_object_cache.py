@@ -25,6 +25,20 @@ def test_put_older_version_is_ignored() -> None:
     assert found["spec"]["replicas"] == 2
 
 
+def test_put_of_deleted_predecessor_is_ignored() -> None:
+    """The answer to a write of a service may come after its successor's event, which comes only once."""
+    store, live = ObjectCache(), builders.service()
+    before = copy.deepcopy(live)
+    before["metadata"] |= {"uid": "earlier", "resourceVersion": "19"}
+    live["metadata"]["resourceVersion"] = "20"
+    store.put(live)
+    store.put(before, notify=False)
+    store.remove(before)
+    found = store.get(labels.KIND, ("team", "chat"))
+    assert found is not None
+    assert found["metadata"]["uid"] == live["metadata"]["uid"]
+
+
 def test_remove_of_earlier_uid_is_ignored() -> None:
     store, live = ObjectCache(), builders.deployment(builders.service(), "decode")
     before = copy.deepcopy(live)

@@ -75,15 +75,13 @@ class ObjectCache:
     def put(self, obj: Object, *, notify: bool = True) -> None:
         """Put an object. A version that is older than the cached one, or equal to it, changes nothing.
 
+        So does one of an earlier object of the same name: all objects of a kind share their versions.
+
         notify: whether to call `on_change`.
         """
         kind, key = obj["kind"], key_of(obj)
         objects = self._objects.setdefault(kind, {})
-        if (
-            key in objects
-            and resource_version(objects[key]) > resource_version(obj)
-            and _is_same_object(objects[key], obj)
-        ):
+        if key in objects and resource_version(objects[key]) > resource_version(obj):
             return
         if key in objects and not _is_same_object(objects[key], obj):
             self._forget(objects[key])
