@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.contract import Contract
 from launcher.startup_phases import StartupPhases
 from launcher.tls import CertificateStatus, EngineTls
 
-REQUEST_SECONDS = 5.0
+REQUEST_SECONDS = 5.0  # for the TLS handshake, for a request, and for the client to read the response
+MAX_CONNECTIONS = 128  # a further one replaces the oldest
 MAX_HEADER_BYTES = 16384
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 JSON_CONTENT_TYPE = "application/json"
@@ -123,12 +124,14 @@ class HealthServer:
     engine_info: Callable[[], bytes]
     adapters: Callable[[], list[dict[str, Any]]] = list
     tls: EngineTls | None = None
+    _open: dict[asyncio.StreamWriter, None] = field(default_factory=dict, init=False)  # the oldest first
 
     async def start(self, port: int) -> asyncio.Server:
         """Listen on all addresses (IPv6 too if available); the caller closes the server."""
         context = None if self.tls is None else self.tls.listener()
-        timeout = {} if context is None else {"ssl_handshake_timeout": REQUEST_SECONDS}
-        return await asyncio.start_server(self._serve, None, port, limit=MAX_HEADER_BYTES, ssl=context, **timeout)
+        names = () if context is None else ("ssl_handshake_timeout", "ssl_shutdown_timeout")
+        times = dict.fromkeys(names, REQUEST_SECONDS)
+        return await asyncio.start_server(self._serve, None, port, limit=MAX_HEADER_BYTES, ssl=context, **times)
 
     async def respond(self, path: str) -> tuple[int, bytes]:
         """Return status code and body for a path."""
@@ -151,19 +154,32 @@ class HealthServer:
         return path != self.contract.paths["about"] or self.tls is None or self.tls.is_release(certificate)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(REQUEST_SECONDS):
-                head = await reader.readuntil(b"\r\n\r\n")
-            request_line = head.split(b" ", 2)
-            target = request_line[1].decode("latin-1") if len(request_line) == 3 else ""
-            path = target.split("?", 1)[0]
-            code, body = 403, b"this page needs a client certificate of the operator"
-            if self._may_read(path, writer.get_extra_info("peercert")):
-                code, body = await self.respond(path)
-            content_type = JSON_CONTENT_TYPE if path == self.contract.paths["about"] else TEXT_CONTENT_TYPE
-            lines = (
-                f"HTTP/1.1 {code} -\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\nconnection: close"
-            )
-            writer.write(lines.encode() + b"\r\n\r\n" + (b"" if request_line[0] == b"HEAD" else body))
-            await writer.drain()
-        writer.close()
+        """Answer one request. A connection is closed at the end whatever happens, and at once if it is slow."""
+        if len(self._open) >= MAX_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
+        try:
+            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                await self._answer(head, writer)
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    await writer.drain()
+                    writer.close()
+                    await writer.wait_closed()
+        finally:
+            self._open.pop(writer, None)
+            writer.transport.abort()
+
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+        request_line = head.split(b" ", 2)
+        target = request_line[1].decode("latin-1") if len(request_line) == 3 else ""
+        path = target.split("?", 1)[0]
+        code, body = 403, b"this page needs a client certificate of the operator"
+        if self._may_read(path, writer.get_extra_info("peercert")):
+            code, body = await self.respond(path)
+        content_type = JSON_CONTENT_TYPE if path == self.contract.paths["about"] else TEXT_CONTENT_TYPE
+        lines = f"HTTP/1.1 {code} -\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\nconnection: close"
+        writer.write(lines.encode() + b"\r\n\r\n" + (b"" if request_line[0] == b"HEAD" else body))

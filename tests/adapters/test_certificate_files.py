@@ -9,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, KEY_FILE, InvalidCertificate, load_pair
-from tests.certificates import SecretVolume, make_certificate
+from plimsoll.adapters.certificate_files import (
+    AUTHORITY_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    InvalidCertificate,
+    load_authority,
+    load_pair,
+)
+from tests.certificates import Authority, SecretVolume, make_certificate
 
 
 def volume(tmp_path: Path) -> SecretVolume:
@@ -99,3 +106,17 @@ def test_load_pair_rejects_encrypted_key(tmp_path: Path) -> None:
     os.replace(encrypted, key)
     with pytest.raises(InvalidCertificate, match=r"tls\.key is encrypted"):
         load_pair(tmp_path)
+
+
+def test_load_authority_takes_comments_in_any_language(tmp_path: Path) -> None:
+    """Bundles of authorities, such as Mozilla's, have the names of the authorities in UTF-8."""
+    bundle = "# Főtanúsítvány\n".encode() + Authority(tmp_path / "ca", "test").pem
+    (tmp_path / AUTHORITY_FILE).write_bytes(bundle)
+    assert load_authority(tmp_path) == bundle
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"\xff\xfe\x00", "é".encode()])
+def test_load_authority_without_certificate_is_invalid(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / AUTHORITY_FILE).write_bytes(content)
+    with pytest.raises(InvalidCertificate, match=r"ca\.crt has no certificate"):
+        load_authority(tmp_path)

@@ -13,6 +13,7 @@ from aiohttp import web
 from plimsoll.adapters.connection_guard import ConnectionGuard, CutReason
 
 HEAD_S = 0.2
+REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class Server:
@@ -78,18 +79,33 @@ async def test_dripping_request_is_cut(server: Server) -> None:
     assert server.cuts == [CutReason.SLOW_REQUEST]
 
 
-async def test_surplus_connection_is_cut_and_others_served(server: Server) -> None:
-    silent = [await server.connect() for _ in range(3)]
-    reader, writer = await server.connect()
-    assert await until_cut(reader) == b""
-    assert server.cuts == [CutReason.TOO_MANY]
-    for one, _ in silent:
-        await until_cut(one)
+async def test_surplus_connection_replaces_the_longest_quiet_one(server: Server) -> None:
+    """The probes of the kubelet are served, however many others are open."""
+    first, second, third = [await server.connect(REQUEST) for _ in range(3)]
+    for reader, _ in (first, second, third):
+        assert b"200 OK" in await reader.readuntil(b"ok")
+    first[1].write(REQUEST)
+    assert b"200 OK" in await first[0].readuntil(b"ok")
+    reader, writer = await server.connect(REQUEST)
+    assert b"200 OK" in await reader.readuntil(b"ok")
+    assert await until_cut(second[0]) == b""
+    assert (server.cuts, server.guard.open) == ([CutReason.TOO_MANY], 3)
+    for kept in (first, third, (reader, writer)):
+        kept[1].write(REQUEST)
+        assert b"200 OK" in await kept[0].readuntil(b"ok")
+    for _, each in (first, second, third, (reader, writer)):
+        each.close()
+
+
+async def test_silent_connections_end_and_idle_ones_stay(server: Server) -> None:
+    silent = [await server.connect() for _ in range(2)]
     async with aiohttp.ClientSession() as session:
         for _ in range(2):  # on one connection, which is idle for longer than a head may take
             async with session.get(f"http://127.0.0.1:{server.port}/") as reply:
                 assert await reply.text() == "ok"
             await asyncio.sleep(2 * HEAD_S)
-    assert server.cuts == [CutReason.TOO_MANY] + [CutReason.SLOW_REQUEST] * 3
-    for each in (writer, *(one for _, one in silent)):
-        each.close()
+        assert server.guard.open == 1
+    assert server.cuts == [CutReason.SLOW_REQUEST] * 2
+    for reader, writer in silent:
+        assert await until_cut(reader) == b""
+        writer.close()

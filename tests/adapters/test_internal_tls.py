@@ -112,6 +112,16 @@ async def test_client_of_another_authority_is_refused(pair: Pair) -> None:
         await pair.get()
 
 
+async def test_authority_with_comments_is_trusted(pair: Pair) -> None:
+    comment = "# Főtanúsítvány\n".encode()
+    for peer in (pair.server, pair.operator):
+        files = pair.authority.issue(NAME)
+        peer.write({**files, AUTHORITY_FILE: comment + files[AUTHORITY_FILE]})
+        assert peer.watch.identity is not None
+        assert peer.watch.identity.authority.startswith(comment)
+    assert (await pair.get()).startswith(b"True ")
+
+
 async def test_client_without_a_certificate_is_not_the_operator(pair: Pair) -> None:
     url = f"https://127.0.0.1:{pair.port}/"
     async with pair.session.get(url, ssl=False) as response:

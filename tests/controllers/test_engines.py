@@ -24,6 +24,7 @@ from plimsoll.controllers.engine_poller import (
     EnginePoller,
 )
 from plimsoll.controllers.object_cache import Key, ObjectCache
+from plimsoll.controllers.polled_pod import polled_pod
 from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
 from plimsoll.core.errors import BackendUnavailable, UntrustedPeer
 from plimsoll.core.ports import EngineInfo, EngineReading
@@ -113,13 +114,13 @@ def world() -> World:
 
 
 async def test_unchanged_pods_are_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, read_pod = list[str](), engine_poller._polled_pod
+    read = list[str]()
 
     def counted(obj: Object) -> Any:
         read.append(obj["metadata"]["name"])
-        return read_pod(obj)
+        return polled_pod(obj)
 
-    monkeypatch.setattr(engine_poller, "_polled_pod", counted)
+    monkeypatch.setattr(engine_poller, "polled_pod", counted)
     first, _ = world.pod(1), world.pod(2)
     await world.until(5.0)
     assert read == ["pod-1", "pod-2"]

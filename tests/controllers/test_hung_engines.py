@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from itertools import pairwise
 
@@ -169,3 +170,20 @@ async def test_full_node_that_answers_again_is_heard_soon() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert len(fleet.readings) == 110
+
+
+@in_virtual_time
+async def test_restarted_poller_polls_every_engine_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an unexpected error: the polls that it was waiting for have ended without an answer."""
+    store = ObjectCache()
+    fleet = Fleet(store)
+    fleet.hanging = set(add_pods(store, "team", 3 * MAX_GROUP_POLLS, nodes=1, first=1, node="node"))
+    fleet.hang_s = math.inf
+    task = asyncio.create_task(fleet.engines.run())
+    await asyncio.sleep(BUSY_INTERVAL_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet.engines, "_relist", None)
+        with pytest.raises(ExceptionGroup):
+            await task
+    fleet.hanging.clear()
+    assert await worst_gap_s(fleet, 3 * MAX_GROUP_POLLS) < MAX_GAP_S + BUSY_INTERVAL_S

@@ -294,3 +294,19 @@ def test_messages_have_the_wire_format_of_keda() -> None:
     assert messages.GetMetricSpecResponse(metricSpecs=[spec]).SerializeToString()[:2] == bytes([0x0A, 14])
     assert messages.IsActiveResponse(result=True).SerializeToString() == b"\x08\x01"
     assert messages.SERVICE == "externalscaler.ExternalScaler"
+
+
+async def test_silent_connections_leave_room_for_keda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are allowed would else keep KEDA out for two minutes."""
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    running, port = await server.KedaScaler({}.get).start("127.0.0.1:0")
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    async with asyncio.timeout(10.0):
+        for reader, writer in silent:
+            while await reader.read(1000):  # the server speaks first
+                pass
+            writer.close()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert (await Client(channel).error(service="chat"))[0] == "NOT_FOUND"
+    await running.stop(0)

@@ -15,9 +15,11 @@ from plimsoll.adapters.certificate_files import AUTHORITY_FILE, CERTIFICATE_FILE
 from plimsoll.adapters.grpc_credentials import ServerCredentials
 from plimsoll.controllers import certificates
 from plimsoll.controllers.keda_scaler import server
+from plimsoll.resources.platform_config import KedaScalerSettings
 from plimsoll.telemetry import operator_metrics
 from tests.certificates import SecretVolume, make_certificate
 from tests.controllers.test_keda_scaler import Client, service
+from tests.ports import free_port
 
 KNOWN = {("team", "chat"): service(serve=3)}
 
@@ -116,3 +118,33 @@ async def test_scaler_without_certificate_waits(tmp_path: Path, secret: SecretVo
     assert operator_metrics.OPERATOR_CERTIFICATE_INVALID.labels(certificates.KEDA_SCALER)._value.get() == 0
     ends_s = operator_metrics.OPERATOR_CERTIFICATE_EXPIRY.labels(certificates.KEDA_SCALER)._value.get()
     assert ends_s == expiry_s(own.certificate.decode())
+
+
+async def test_metrics_follow_the_secret_without_connections(
+    tmp_path: Path, secret: SecretVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KEDA keeps its connection for months. A process that no longer serves KEDA has no series of the certificate."""
+    monkeypatch.setattr(server, "ServerCredentials", partial(ServerCredentials, check_s=0.01))
+    name = "plimsoll_operator_certificate_"
+    labels = {"certificate": certificates.KEDA_SCALER}
+
+    def shown() -> list[float | None]:
+        names = f"{name}invalid", f"{name}expiry_seconds"
+        return [operator_metrics.OPERATOR.get_sample_value(one, labels) for one in names]
+
+    async def until(invalid: float, expires_s: float) -> None:
+        async with asyncio.timeout(10.0):
+            while shown() != [invalid, expires_s]:
+                await asyncio.sleep(0.01)
+
+    second = expiry_s(secret.rotate(days=90))
+    settings = KedaScalerSettings(port=free_port(), certificateDirectory=str(secret.directory))
+    serving = asyncio.create_task(server.serve(settings, KNOWN.get))
+    await until(0, second)
+    third = expiry_s(secret.rotate(days=100))
+    await until(0, third)
+    secret.write({CERTIFICATE_FILE: b"garbage", KEY_FILE: b"garbage"})
+    await until(1, second)
+    serving.cancel()
+    await asyncio.wait((serving,))
+    assert shown() == [None, None]

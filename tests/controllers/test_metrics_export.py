@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from prometheus_client import Gauge
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.controllers.metrics_export import ConditionGauges
 from plimsoll.core.ports import EngineReading, GatewayReading, ServiceReading
 from plimsoll.core.types import Role
 from plimsoll.telemetry import operator_metrics
+from plimsoll.telemetry.service_gauge import ServiceGauge
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, World, arrivals, engine, ready
 
@@ -287,13 +287,19 @@ def test_stale_tier_series_is_removed_independently() -> None:
 
 
 def test_operator_that_leads_no_more_has_no_series_of_services() -> None:
-    gauges = [one for one in vars(operator_metrics).values() if isinstance(one, Gauge) and "service" in one._labelnames]
+    gauges = [one for one in vars(operator_metrics).values() if isinstance(one, ServiceGauge)]
+    others = operator_metrics.OPERATOR_ENGINE_POLLS_WAITING, operator_metrics.OPERATOR_ENGINE_POLLS_PUT_OFF
     with operator_metrics.leading():
         loaded_world("led", **PROMISED)
         for gauge in gauges:
-            gauge.labels(*(f"led-{name}" for name in gauge._labelnames)).set(1)
+            gauge.set(1, *(f"led-{name}" for name in gauge._labelnames))
+        for other in others:
+            other.labels("answering").set(1)
+        operator_metrics.OPERATOR_QUEUE.set(1)
         assert value("plimsoll_autoscaler_desired_replicas", service="team/led", tier="serve") is not None
-    assert [sample for gauge in gauges for family in gauge.collect() for sample in family.samples] == []
+    assert [sample for one in (*gauges, *others) for family in one.collect() for sample in family.samples] == []
+    assert value("plimsoll_operator_queue_keys") == 0.0
+    assert len(gauges) > 20
 
 
 def test_condition_has_one_series_with_current_reason() -> None:

@@ -7,6 +7,7 @@ import copy
 import gc
 import weakref
 
+from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.object_cache import SLICE_SIZE, Key, ObjectCache
 from plimsoll.core.errors import InvalidSpec
@@ -24,6 +25,20 @@ def test_put_older_version_is_ignored() -> None:
     assert found["spec"]["replicas"] == 2
 
 
+def test_put_of_deleted_predecessor_is_ignored() -> None:
+    """The answer to a write of a service may come after its successor's event, which comes only once."""
+    store, live = ObjectCache(), builders.service()
+    before = copy.deepcopy(live)
+    before["metadata"] |= {"uid": "earlier", "resourceVersion": "19"}
+    live["metadata"]["resourceVersion"] = "20"
+    store.put(live)
+    store.put(before, notify=False)
+    store.remove(before)
+    found = store.get(labels.KIND, ("team", "chat"))
+    assert found is not None
+    assert found["metadata"]["uid"] == live["metadata"]["uid"]
+
+
 def test_remove_of_earlier_uid_is_ignored() -> None:
     store, live = ObjectCache(), builders.deployment(builders.service(), "decode")
     before = copy.deepcopy(live)
@@ -31,6 +46,20 @@ def test_remove_of_earlier_uid_is_ignored() -> None:
     store.put(live)
     store.remove(before)
     assert store.get("Deployment", ("team", "chat-decode")) is not None
+
+
+def test_parsed_keeps_nothing_of_a_deleted_service() -> None:
+    """A tick in slices still reads the services that it began with."""
+    store, raw = ObjectCache(), builders.service()
+    store.put(raw)
+    (read,) = store.all(labels.KIND)
+    store.remove(raw)
+    assert isinstance(store.parsed(read), InferenceService)
+    successor = copy.deepcopy(raw)
+    successor["metadata"]["uid"] = "successor"
+    store.put(successor)
+    store.parsed(read)
+    assert store._parsed == {}
 
 
 def test_replace_drops_missing_objects_of_namespace_only() -> None:
@@ -98,11 +127,12 @@ def test_parsed_reads_each_version_once() -> None:
     store = ObjectCache()
     raw, other = builders.service(), builders.service(tiers={})
     store.put(raw)
-    first = store.parsed(raw)
+    (cached,) = store.all(labels.KIND)
+    first = store.parsed(cached)
     assert isinstance(first, InferenceService)
-    assert store.parsed(raw) is first
+    assert store.parsed(cached) is first
     store.put(other)
-    assert isinstance(store.parsed(other), InvalidSpec)
+    assert isinstance(store.parsed(*store.all(labels.KIND)), InvalidSpec)
 
 
 def test_pods_of_a_tier_share_their_equal_parts() -> None:

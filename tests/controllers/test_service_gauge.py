@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Iterator
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from plimsoll.controllers import http_server
 from plimsoll.telemetry import operator_metrics, service_gauge
@@ -47,6 +49,29 @@ def test_page_is_what_prometheus_client_writes(registry: CollectorRegistry, gaug
     )
     assert found == expected
     assert generate_latest(registry).decode().splitlines()[: len(VALUES)] == expected[: len(VALUES)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", MODEL, "\\n", "\\", '"', '",tier="x', "a}", "a\r\n", "\u2028\x85\x0b\x00", "# TYPE x", "é漢😀"]
+)
+def test_page_is_read_as_it_was_set(registry: CollectorRegistry, gauge: ServiceGauge, text: str) -> None:
+    for other in ("", "other"):
+        gauge.set(2.5, "team/a", text + other, text)
+    (family,) = text_string_to_metric_families(page(registry))
+    assert (family.name, family.type, family.documentation) == ("plimsoll_x", "gauge", "One \\ line.\nAnother.")
+    assert [(one.labels, one.value) for one in family.samples] == [
+        ({"service": "team/a", "tier": text + other, "model": text}, 2.5) for other in ("", "other")
+    ]
+
+
+def test_page_of_the_operator_has_each_series_once() -> None:
+    operator_metrics.AUTOSCALER_READY.set(1, "team/once", "serve")
+    seen = Counts[str]()
+    for family in text_string_to_metric_families(page(operator_metrics.OPERATOR)):
+        seen[family.name] += 1
+        seen.update(f"{one.name} {sorted(one.labels.items())}" for one in family.samples)
+    operator_metrics.AUTOSCALER_READY.remove_service("team/once")
+    assert set(seen.values()) == {1}
 
 
 def test_removed_series_leave_the_page(registry: CollectorRegistry, gauge: ServiceGauge) -> None:

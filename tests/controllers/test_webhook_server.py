@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -218,6 +218,41 @@ async def test_serve_bounds_reviews_at_once(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         assert b" 408 " in await reader.readline()
         assert (await post(url, pem))[0] == 200
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [None, b"", b"POST /validate HT"], ids=["no handshake", "silent", "slow head"])
+async def test_serve_cuts_connection_without_request(tmp_path: Path, sent: bytes | None) -> None:
+    pem = make_certificate(tmp_path)
+    trust = None if sent is None else ssl.create_default_context(cadata=pem)
+    async with serving(tmp_path, FakeValidator(), server.ServerLimits(head_seconds=0.2)) as url:
+        assert (await post(url, pem))[0] == 200
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
+        writer.write(sent or b"")
+        async with asyncio.timeout(5.0):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+
+
+async def test_serve_keeps_connection_of_answered_reviews(tmp_path: Path) -> None:
+    """The API server has one connection for many reviews. Their bodies come in parts."""
+    pem = make_certificate(tmp_path)
+    async with serving(tmp_path, FakeValidator(), server.ServerLimits(head_seconds=0.2)) as url:
+        assert (await post(url, pem))[0] == 200
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        trust = ssl.create_default_context(cadata=pem)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
+        body = orjson.dumps(review())
+        head = f"POST {server.PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for _ in range(2):
+            writer.write(head + body[:10])
+            await asyncio.sleep(0.4)
+            writer.write(body[10:])
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            assert orjson.loads(await reader.readuntil(b"}}"))["response"]["allowed"] is True
+            await asyncio.sleep(0.4)
         writer.close()
 
 

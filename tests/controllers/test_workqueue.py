@@ -57,6 +57,29 @@ async def test_ended_queue_is_kept_by_no_timer() -> None:
 
 
 @in_virtual_time
+async def test_key_failing_for_days_keeps_its_queue_running() -> None:
+    """Two to the power of the failures is too large for a float after 1,024 of them, which take 17 hours."""
+    failed, others = 0, list[str]()
+
+    async def work(key: str) -> None:
+        nonlocal failed
+        if key != "rejected":
+            others.append(key)
+            return
+        failed += 1
+        raise BackendUnavailable("rejected")
+
+    queue = WorkQueue(work)
+    queue.add("rejected")
+    async with running(queue):
+        await asyncio.sleep(86_400.0)
+        queue.add("other")
+        await asyncio.sleep(1.0)
+    assert failed > 1_200
+    assert others == ["other"]
+
+
+@in_virtual_time
 async def test_add_many_times_before_work_runs_once() -> None:
     worked: list[str] = []
 

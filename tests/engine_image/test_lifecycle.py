@@ -1,6 +1,7 @@
 """Phases of a start, the plan of a warm-up, when a leaving engine stops, and what the launcher's port says."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import subprocess
@@ -252,6 +253,10 @@ def about() -> bytes:
     return b"{}"
 
 
+async def no_metrics() -> bytes:
+    return b""
+
+
 def port_of(server: asyncio.Server) -> int:
     """The IPv4 port: with port 0 each address family has its own."""
     return next(int(one.getsockname()[1]) for one in server.sockets if one.family == socket.AF_INET)
@@ -300,6 +305,54 @@ async def test_health_server_survives_malformed_requests() -> None:
                 pass
             writer.close()
         assert (await client.request(port, "/livez")).status == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /readyz HT"])
+async def test_health_server_cuts_unfinished_request(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(health, "REQUEST_SECONDS", 0.2)
+    server = await HealthServer(CONTRACT, EngineStatus(), phases(), no_metrics, about).start(0)
+    async with server, asyncio.timeout(5.0):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server))
+        writer.write(sent)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_health_server_cuts_response_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 64 << 20  # more than the kernel takes
+
+    async def scrape() -> bytes:
+        return bytes(size)
+
+    monkeypatch.setattr(health, "REQUEST_SECONDS", 0.2)
+    server = HealthServer(CONTRACT, EngineStatus(), phases(), scrape, about)
+    async with await server.start(0) as listener, asyncio.timeout(20.0):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(1.0)
+        received = 0
+        with contextlib.suppress(ConnectionResetError):
+            while data := await reader.read(1 << 20):
+                received += len(data)
+        assert received < size
+        writer.close()
+
+
+async def test_health_server_replaces_oldest_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "MAX_CONNECTIONS", 3)
+    server = await HealthServer(CONTRACT, EngineStatus(), phases(), no_metrics, about).start(0)
+    async with server, asyncio.timeout(3.0):
+        silent = [await asyncio.open_connection("127.0.0.1", port_of(server)) for _ in range(3)]
+        assert (await client.request(port_of(server), "/livez")).status == 200
+        with contextlib.suppress(ConnectionResetError):
+            assert await silent[0][0].read() == b""
+        assert (await client.request(port_of(server), "/livez")).status == 200
+        for reader, writer in silent[1:]:
+            writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
+            assert b" 200 " in await reader.readline()
+        for _, writer in silent:
+            writer.close()
 
 
 def test_exposition_has_startup_phase_seconds() -> None:

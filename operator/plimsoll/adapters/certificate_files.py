@@ -58,7 +58,7 @@ def load_authority(directory: Path) -> bytes:
     """The authority's certificates in PEM. Raises InvalidCertificate."""
     try:
         authority = read_file(directory, AUTHORITY_FILE)
-        ssl.create_default_context(cadata=ascii_pem(authority))
+        ssl.create_default_context(cadata=pem_text(authority))
     except (ssl.SSLError, ValueError) as error:
         if isinstance(error, InvalidCertificate):
             raise
@@ -66,9 +66,12 @@ def load_authority(directory: Path) -> bytes:
     return authority
 
 
-def ascii_pem(pem: bytes) -> str:
-    """Return PEM for `ssl`, which takes ASCII alone: comments of a bundle may have other characters."""
-    return pem.decode("ascii", "replace").replace("\N{REPLACEMENT CHARACTER}", "?")
+def pem_text(content: bytes) -> str:
+    """The certificates in a file as ASCII, as `ssl` takes them. Only comments have other characters.
+
+    It is not empty: with empty text, `ssl` would trust the authorities of the system.
+    """
+    return content.decode("ascii", "replace").replace("\N{REPLACEMENT CHARACTER}", "?")
 
 
 def load_pair(directory: Path) -> CertificatePair:
@@ -78,7 +81,7 @@ def load_pair(directory: Path) -> CertificatePair:
     """
     source = resolved(directory)
     certificate, key = (read_file(source, name) for name in (CERTIFICATE_FILE, KEY_FILE))
-    pair = CertificatePair(certificate, key, expiry_s(ascii_pem(certificate)), source)
+    pair = CertificatePair(certificate, key, expiry_s(pem_text(certificate)), source)
     pair.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     if (certificate, key) != (read_file(source, CERTIFICATE_FILE), read_file(source, KEY_FILE)):
         raise InvalidCertificate(f"{CERTIFICATE_FILE} or {KEY_FILE} changed while they were read")

@@ -1,10 +1,12 @@
-"""Bounds the connections of a server that answers requests without a body, such as probes and metrics.
+"""Bounds the connections of a server of small requests, such as probes, metrics and reviews.
 
 Problem: a peer that connects and sends nothing, or a byte now and then, keeps a connection for as long as it likes. A
 server that waits for the end of its request ends up with none left for Prometheus and the kubelet.
 
 Idea: a request's head must be complete some seconds after its first byte, the first one some seconds after the
-connection is open. The number of connections is bounded. A connection that breaks a rule is cut, and counted.
+connection is open. The number of connections is bounded: a further one takes the place of that which has sent nothing
+for the longest time, so a probe is answered even if a peer keeps many connections. A connection that is cut is counted.
+Of requests with bodies, only the first head is timed: the server bounds the time of bodies and between two requests.
 """
 
 from __future__ import annotations
@@ -35,96 +37,112 @@ class ConnectionGuard:
         on_cut: Callable[[CutReason], None],
         max_connections: int = MAX_CONNECTIONS,
         head_seconds: float = HEAD_SECONDS,
+        has_bodies: bool = False,
     ) -> None:
         """make: the protocol of one connection. on_cut: called with each connection that is cut."""
         self._make = make
         self._max_connections = max_connections
         self.head_seconds = head_seconds
+        self.has_bodies = has_bodies
         self.on_cut = on_cut
-        self.open = 0
+        self._open: dict[GuardedConnection, None] = {}  # the longest silent first
 
-    def __call__(self) -> asyncio.Protocol:
+    def __call__(self) -> GuardedConnection:
         """Returns the protocol of a new connection."""
-        return _Guarded(self, self._make)
+        return GuardedConnection(self, cast(asyncio.Protocol, self._make()))
 
-    def admit(self) -> asyncio.Protocol | None:
-        """Returns the protocol of a new connection, which counts from now on until it is lost. None: it is cut."""
-        guarded = _Guarded(self, self._make)
-        return guarded if guarded.take_place() else None
+    def admit(self) -> GuardedConnection:
+        """Returns the protocol of a connection that counts before it is made, or is given up with `remove`."""
+        connection = self()
+        self.add(connection)
+        return connection
 
     @property
-    def is_full(self) -> bool:
-        """Whether a further connection is refused."""
-        return self.open >= self._max_connections
+    def open(self) -> int:
+        """The number of connections."""
+        return len(self._open)
+
+    def add(self, connection: GuardedConnection) -> None:
+        """Add a connection, in place of another one if there are as many as allowed."""
+        if self.open >= self._max_connections:
+            next(iter(self._open)).cut(CutReason.TOO_MANY)
+        self._open[connection] = None
+
+    def is_open(self, connection: GuardedConnection) -> bool:
+        """Note that a connection has sent something. Returns False if it was cut."""
+        if connection not in self._open:
+            return False
+        del self._open[connection]
+        self._open[connection] = None
+        return True
+
+    def remove(self, connection: GuardedConnection) -> None:
+        """Remove a connection, if it is there."""
+        self._open.pop(connection, None)
 
 
-class _Guarded(asyncio.Protocol):
+class GuardedConnection(asyncio.Protocol):
     """Passes one connection on to the server's own protocol."""
 
-    def __init__(self, guard: ConnectionGuard, make: Callable[[], asyncio.BaseProtocol]) -> None:
-        self._guard, self._make = guard, make
-        self._inner: asyncio.Protocol | None = None  # None before the connection is made, and if it is refused
-        self._has_place = False
+    def __init__(self, guard: ConnectionGuard, inner: asyncio.Protocol) -> None:
+        self._guard, self._inner = guard, inner
         self._timer: asyncio.TimerHandle | None = None
+        self._is_timed = True
         self._end = b""  # the last bytes of a head that is not complete
-        self._transport: asyncio.Transport
+        self.abort: Callable[[], object]  # ends the connection at once, also before it is made
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        if not self._has_place and not self.take_place():
-            self._transport.abort()
-            return
-        self._inner = cast(asyncio.Protocol, self._make())
+        self.abort = cast(asyncio.Transport, transport).abort
+        if not self._guard.is_open(self):
+            self._guard.add(self)
         self._start_timer()
         self._inner.connection_made(transport)
 
-    def take_place(self) -> bool:
-        """Count the connection. Returns False if there is no place for it."""
-        if self._guard.is_full:
-            self._guard.on_cut(CutReason.TOO_MANY)
-            return False
-        self._guard.open += 1
-        self._has_place = True
-        return True
-
     def data_received(self, data: bytes) -> None:
-        if self._inner is None:
+        if not self._guard.is_open(self):
             return
-        self._end = b"" if (self._end + data).endswith(HEAD_END) else (self._end + data)[1 - len(HEAD_END) :]
-        if not self._end:
-            self._stop_timer()
-        elif self._timer is None:
-            self._start_timer()
+        if self._is_timed:
+            self._time(data)
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return None if self._inner is None else self._inner.eof_received()
+        return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.pause_writing()
+        self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.resume_writing()
+        self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        if self._has_place:
-            self._guard.open -= 1
-            self._has_place = False
-        if self._inner is not None:
-            self._inner.connection_lost(exc)
+        self._guard.remove(self)
+        self._inner.connection_lost(exc)
+
+    def cut(self, reason: CutReason) -> None:
+        """Close the connection at once."""
+        self._stop_timer()
+        self._guard.remove(self)
+        self._guard.on_cut(reason)
+        self.abort()
+
+    def _time(self, data: bytes) -> None:
+        """Stop the timer at the end of a head, and start it with the first bytes of another."""
+        read = self._end + data
+        if HEAD_END in read if self._guard.has_bodies else read.endswith(HEAD_END):
+            self._end = b""
+            self._stop_timer()
+            self._is_timed = not self._guard.has_bodies
+            return
+        self._end = read[1 - len(HEAD_END) :]
+        if self._timer is None:
+            self._start_timer()
 
     def _start_timer(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._guard.head_seconds, self._cut, CutReason.SLOW_REQUEST)
+        self._timer = loop.call_later(self._guard.head_seconds, self.cut, CutReason.SLOW_REQUEST)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _cut(self, reason: CutReason) -> None:
-        self._guard.on_cut(reason)
-        self._transport.abort()

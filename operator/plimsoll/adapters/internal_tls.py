@@ -26,9 +26,9 @@ from plimsoll.adapters.certificate_files import (
     KEY_FILE,
     CertificatePair,
     InvalidCertificate,
-    ascii_pem,
     load_authority,
     load_pair,
+    pem_text,
     read_file,
     resolved,
 )
@@ -69,7 +69,7 @@ def load_identity(directory: Path, name: str, known: TlsIdentity | None = None) 
                 raise InvalidCertificate(f"{CERTIFICATE_FILE} has expired at {before.expires}")
             return known
     pair, authority = load_pair(source), load_authority(source)
-    trusted = ascii_pem(authority)
+    trusted = pem_text(authority)
     client, server = ssl.create_default_context(cadata=trusted), _server_context()
     server.load_verify_locations(cadata=trusted)
     for context in (client, server):

@@ -3,7 +3,7 @@
 Problem: the event loop's own listener hides a connection until its handshake is over. A peer that connects and sends
 nothing takes memory for as long as a handshake may last, and no bound on connections sees it.
 
-Idea: accept connections here, ask the guard for a place first, and only then give them to the event loop's TLS.
+Idea: accept connections here, add them to the guard first, and only then give them to the event loop's TLS.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import ssl
 from typing import Final
 
-from plimsoll.adapters.connection_guard import ConnectionGuard
+from plimsoll.adapters.connection_guard import ConnectionGuard, GuardedConnection
 
 HANDSHAKE_SECONDS: Final = 10.0
 BACKLOG: Final = 128
@@ -56,24 +56,22 @@ class TlsListener:
             except OSError:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            protocol = self._guard.admit()
-            if protocol is None:
-                connection.close()
-                continue
-            handshake = asyncio.create_task(self._shake_hands(connection, protocol))
+            guarded = self._guard.admit()
+            handshake = asyncio.create_task(self._shake_hands(connection, guarded))
+            guarded.abort = handshake.cancel
             self._handshakes.add(handshake)
             handshake.add_done_callback(self._handshakes.discard)
 
-    async def _shake_hands(self, connection: socket.socket, protocol: asyncio.Protocol) -> None:
+    async def _shake_hands(self, connection: socket.socket, guarded: GuardedConnection) -> None:
         """Shake hands. Without success, the connection ends and its place is free."""
         is_made = False
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._handshake_seconds
+                lambda: guarded, connection, ssl=self._tls, ssl_handshake_timeout=self._handshake_seconds
             )
             is_made = True
         except OSError:  # of TLS too
             pass
         finally:
             if not is_made:
-                protocol.connection_lost(None)
+                self._guard.remove(guarded)

@@ -49,3 +49,9 @@ def export(certificate: str, expires_s: float | None, problem: str) -> None:
     operator_metrics.OPERATOR_CERTIFICATE_INVALID.labels(certificate).set(bool(problem))
     if expires_s is not None:
         operator_metrics.OPERATOR_CERTIFICATE_EXPIRY.labels(certificate).set(expires_s)
+
+
+def remove(certificate: str) -> None:
+    """Remove the series of a certificate that this process does not use any more."""
+    for gauge in (operator_metrics.OPERATOR_CERTIFICATE_INVALID, operator_metrics.OPERATOR_CERTIFICATE_EXPIRY):
+        gauge.remove_by_labels({"certificate": certificate})

@@ -20,22 +20,19 @@ import zlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from plimsoll.adapters import adopted_engine, launcher
 from plimsoll.adapters.engine_metrics import HttpGet, fetch_page
-from plimsoll.adapters.engine_of_pod import MetricsAddress, has_launcher, metrics_address
+from plimsoll.adapters.engine_of_pod import MetricsAddress
 from plimsoll.adapters.launcher import AdapterReport, StartupProgress
-from plimsoll.adapters.normalize import value_at
-from plimsoll.adapters.pod_tls import tls_name
-from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
-from plimsoll.controllers import pod_startup
-from plimsoll.controllers.fair_slots import FairSlots, Group, GroupBound
+from plimsoll.controllers.fair_slots import FairSlots, GroupBound
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service
+from plimsoll.controllers.polled_pod import PolledPod, polled_pod
 from plimsoll.core.errors import BackendUnavailable, UntrustedPeer
 from plimsoll.core.ports import EngineInfo, EngineReading
 from plimsoll.core.types import Role
@@ -46,7 +43,6 @@ from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)
 
-Object = dict[str, Any]
 OnReading = Callable[[Key, Role, EngineReading], None]
 Poll = Callable[[], Coroutine[Any, Any, None]]
 ParseEngineInfo = Callable[[bytes], tuple[EngineInfo, StartupProgress]]
@@ -65,7 +61,6 @@ _RELIST_INTERVAL_S: Final = 1.0  # between two reads of the pod cache
 _MIN_SLEEP_S: Final = 0.05
 _PAUSE_PER_SCAN_SECOND: Final = 20.0  # a scan of ten thousand pods takes milliseconds, so at most 5% of a core
 _SLICE_SIZE: Final = 500  # pods of the cache that are read before other work of the event loop
-_ROLES: Final = frozenset(Role)
 _POOLS: Final = ("answering", "failing")  # of polls: the second has those to pods whose last poll failed
 
 
@@ -75,41 +70,6 @@ class UnreachableEngine(NamedTuple):
     key: Key
     role: Role
     metrics: MetricMap
-
-
-@dataclass(eq=False)
-class _PolledPod:
-    """One engine pod. metrics: where they are; None for an engine without any. launched: whether a launcher reports.
-
-    source: the cached object. adopted: the object of a target's pod; its properties come with its metrics.
-    metrics_due_s, info_due_s: next poll by the monotonic clock; infinite for none.
-    """
-
-    uid: str
-    name: str
-    key: Key
-    node: str
-    role: Role
-    address: str
-    is_ready: bool
-    metrics: MetricsAddress | None
-    launched: bool
-    source: Object
-    tls_name: str = ""  # in its certificate, "" for plain HTTP
-    adopted: Object | None = None
-    metrics_due_s: float = math.inf
-    info_due_s: float = math.inf
-    steps: float | None = None
-    running_requests: float | None = None  # waiting ones included, from the last reading
-    metrics_failures: int = 0  # consecutive failures of /metrics
-    external_scrape_s: float = -math.inf  # time of the last reading that came from the metrics store
-    info_failures: int = 0  # consecutive failures of /about
-    engine_info: EngineInfo | None = None
-    startup_progress: StartupProgress | None = None  # of the running container
-    container_started_s: float | None = None
-
-    def __post_init__(self) -> None:
-        self.group = Group(self.key[0], self.node)
 
 
 class EnginePoller:
@@ -138,16 +98,16 @@ class EnginePoller:
         self._parse_info = parse_info
         self._clock = clock
         self._monotonic = monotonic
-        self._pods: dict[str, _PolledPod] = {}  # by uid
-        self._pods_by_name: dict[tuple[str, str], _PolledPod] = {}  # by namespace and name
-        self._pods_of: dict[Key, list[_PolledPod]] = {}  # by service
+        self._pods: dict[str, PolledPod] = {}  # by uid
+        self._pods_by_name: dict[tuple[str, str], PolledPod] = {}  # by namespace and name
+        self._pods_of: dict[Key, list[PolledPod]] = {}  # by service
         self._busy_pods: defaultdict[tuple[Key, Role], set[str]] = defaultdict(
             set
         )  # uids of pods that had work at the last poll
         self._active_until_s: dict[Key, float] = {}
         self._relisted_s = -math.inf
         self._scan_s = 0.0  # CPU time of the last search for pods that are due
-        self._polls, self._failing_polls = GroupBound(MAX_GROUP_POLLS), GroupBound(MAX_FAILING_GROUP_POLLS)
+        self._end_polls()
         self._slots, self._failing_slots = FairSlots(MAX_CONCURRENT_REQUESTS), FairSlots(MAX_FAILING_REQUESTS)
 
     def engine_info(self, namespace: str, pod: str) -> EngineInfo | None:
@@ -204,11 +164,21 @@ class EnginePoller:
 
     async def run(self) -> None:
         """Poll until cancelled."""
+        self._end_polls()
         async with asyncio.TaskGroup() as group:
             while True:
                 for start in await self._take_due():
                     group.create_task(start())
                 await asyncio.sleep(self._sleep_s())
+
+    def _end_polls(self) -> None:
+        """Let every pod be polled again that waits for an answer: an earlier `run` that failed has ended its polls."""
+        self._polls, self._failing_polls = GroupBound(MAX_GROUP_POLLS), GroupBound(MAX_FAILING_GROUP_POLLS)
+        now_s = self._monotonic()
+        for pod in self._pods.values():
+            pod.info_due_s = min(pod.info_due_s, now_s + ENGINE_INFO_INTERVAL_S)
+            if pod.is_ready:
+                pod.metrics_due_s = min(pod.metrics_due_s, now_s + BUSY_INTERVAL_S)
 
     async def poll_due(self) -> None:
         """Poll every pod that is due, and wait for the answers."""
@@ -238,7 +208,7 @@ class EnginePoller:
             operator_metrics.OPERATOR_ENGINE_POLLS_PUT_OFF.labels(pool).set(put_off[bool(has_failed)])
         return polls
 
-    def _due_polls(self, pod: _PolledPod, now_s: float) -> Iterator[tuple[int, Poll | None]]:
+    def _due_polls(self, pod: PolledPod, now_s: float) -> Iterator[tuple[int, Poll | None]]:
         """The polls of a pod that are due, each with its earlier failures; None for one without a place."""
         if pod.metrics_due_s <= now_s:
             if pod.metrics is None:
@@ -259,7 +229,7 @@ class EnginePoller:
             else:
                 yield pod.info_failures, None
 
-    def _take_place(self, pod: _PolledPod, failures: int) -> Callable[[], None] | None:
+    def _take_place(self, pod: PolledPod, failures: int) -> Callable[[], None] | None:
         """Take a place among the polls under way or waiting. Returns what gives it back, None if there is none."""
         leave = (self._failing_polls if failures else self._polls).enter(pod.group)
         if leave is not None and pod.uid in self._pods:
@@ -267,11 +237,11 @@ class EnginePoller:
         return leave
 
     async def _contained(
-        self, stage: Stage, pod: _PolledPod, leave: Callable[[], None], poll: Callable[[], Awaitable[None]]
+        self, stage: Stage, pod: PolledPod, leave: Callable[[], None], poll: Callable[[], Awaitable[None]]
     ) -> None:
         """Run one poll. After an unexpected error the pod is polled at the interval of a silent one."""
         try:
-            with self._errors.contained(stage, pod.key, _subject(pod)):
+            with self._errors.contained(stage, pod.key, pod.subject):
                 await poll()
                 return
         finally:
@@ -282,7 +252,7 @@ class EnginePoller:
         elif pod.is_ready:
             pod.metrics_due_s = min(pod.metrics_due_s, due_s)
 
-    def _slot(self, pod: _PolledPod, failures: int) -> AbstractAsyncContextManager[None]:
+    def _slot(self, pod: PolledPod, failures: int) -> AbstractAsyncContextManager[None]:
         slots = self._failing_slots if failures else self._slots
         return slots.of(pod.group)
 
@@ -310,7 +280,7 @@ class EnginePoller:
             self._update(known, pod, now_s)
         self._active_until_s = {key: until_s for key, until_s in self._active_until_s.items() if until_s > now_s}
 
-    def _unlist(self, pod: _PolledPod) -> None:
+    def _unlist(self, pod: PolledPod) -> None:
         """Drop a deleted pod from the indexes. A pod of its name may have taken its place."""
         if self._pods_by_name.get((pod.key[0], pod.name)) is pod:
             del self._pods_by_name[pod.key[0], pod.name]
@@ -320,9 +290,9 @@ class EnginePoller:
         else:
             del self._pods_of[pod.key]
 
-    async def _present(self) -> dict[str, _PolledPod]:
+    async def _present(self) -> dict[str, PolledPod]:
         """The engine pods that can be polled, by uid. A pod that cannot be parsed keeps its previous state."""
-        found: dict[str, _PolledPod] = {}
+        found: dict[str, PolledPod] = {}
         for number, obj in enumerate(self._cache.all_pods(), 1):
             if number % _SLICE_SIZE == 0:
                 await asyncio.sleep(0)
@@ -333,7 +303,7 @@ class EnginePoller:
                 continue
             pod = None if known is None else replace(known)
             with self._errors.contained(Stage.ENGINE_LIST, owning_service(obj), subject_of(obj)):
-                pod = _polled_pod(obj)
+                pod = polled_pod(obj)
             if pod is not None:
                 found[uid] = pod
         if self._errors.present:
@@ -342,7 +312,7 @@ class EnginePoller:
                 self._errors.retain(stage, subjects)
         return found
 
-    def _update(self, polled: _PolledPod, current: _PolledPod, now_s: float) -> None:
+    def _update(self, polled: PolledPod, current: PolledPod, now_s: float) -> None:
         polled.address, polled.metrics, polled.adopted = current.address, current.metrics, current.adopted
         polled.source = current.source
         if polled is current:  # new: spread over the interval, because after a restart all pods are new
@@ -361,7 +331,7 @@ class EnginePoller:
             polled.container_started_s = current.container_started_s
         polled.is_ready = current.is_ready
 
-    async def _poll_metrics(self, pod: _PolledPod, metrics: MetricsAddress) -> None:
+    async def _poll_metrics(self, pod: PolledPod, metrics: MetricsAddress) -> None:
         async with self._slot(pod, pod.metrics_failures):
             sent_s = self._monotonic()
             try:
@@ -393,7 +363,7 @@ class EnginePoller:
         pod.metrics_due_s = sent_s + self._interval_s(pod, sent_s)
         self._on_reading(pod.key, pod.role, reading)
 
-    def _update_load(self, pod: _PolledPod, reading: EngineReading, now_s: float) -> None:
+    def _update_load(self, pod: PolledPod, reading: EngineReading, now_s: float) -> None:
         """Record whether the engine had work since the last poll."""
         has_stepped = pod.steps is not None and reading.steps is not None and reading.steps != pod.steps
         pod.steps = reading.steps
@@ -406,13 +376,13 @@ class EnginePoller:
             self._expedite(now_s, [one for one in self._pods_of.get(pod.key, ()) if one.role == pod.role])
         busy_in_tier.add(pod.uid)
 
-    def _mark_idle(self, pod: _PolledPod) -> None:
+    def _mark_idle(self, pod: PolledPod) -> None:
         busy_in_tier = self._busy_pods.get((pod.key, pod.role), set())
         busy_in_tier.discard(pod.uid)
         if not busy_in_tier:
             self._busy_pods.pop((pod.key, pod.role), None)
 
-    def _expedite(self, now_s: float, pods: Iterable[_PolledPod]) -> None:
+    def _expedite(self, now_s: float, pods: Iterable[PolledPod]) -> None:
         """Move polls from the idle to the busy interval; a poll in progress is not affected."""
         for pod in pods:
             if pod.metrics_due_s < math.inf:
@@ -420,13 +390,13 @@ class EnginePoller:
                     pod.metrics_due_s, max(now_s, pod.metrics_due_s - (IDLE_INTERVAL_S - BUSY_INTERVAL_S))
                 )
 
-    def _interval_s(self, pod: _PolledPod, now_s: float) -> float:
+    def _interval_s(self, pod: PolledPod, now_s: float) -> float:
         if pod.adopted is not None:
             return ADOPTED_INTERVAL_S
         is_busy = (pod.key, pod.role) in self._busy_pods or self._active_until_s.get(pod.key, -math.inf) > now_s
         return BUSY_INTERVAL_S if is_busy else IDLE_INTERVAL_S
 
-    async def _poll_engine_info(self, pod: _PolledPod) -> None:
+    async def _poll_engine_info(self, pod: PolledPod) -> None:
         was_ready, before = pod.is_ready, pod.startup_progress
         async with self._slot(pod, pod.info_failures):
             sent_s = self._monotonic()
@@ -459,33 +429,5 @@ def _level(error: Exception, failures: int) -> int:
     return logging.WARNING if isinstance(error, UntrustedPeer) and failures == 1 else logging.DEBUG
 
 
-def _subject(pod: _PolledPod) -> str:
-    return f"Pod {pod.key[0]}/{pod.name}"
-
-
 def _launcher_port() -> int:
     return engine_contract().ports["launcher"]
-
-
-def _polled_pod(obj: Object) -> _PolledPod | None:
-    """The pod's poll state; None unless it is an engine pod with an address that is not terminating."""
-    meta, key = obj["metadata"], owning_service(obj)
-    role, address = (meta.get("labels") or {}).get(labels.ROLE), obj.get("status", {}).get("podIP")
-    if key is None or role not in _ROLES or not address or pod_startup.is_terminating(obj):
-        return None
-    adopted = obj if obj["kind"] == labels.ADOPTED_POD_KIND else None
-    return _PolledPod(
-        meta["uid"],
-        meta["name"],
-        key,
-        str(value_at(obj, "spec", "nodeName") or ""),
-        Role(role),
-        address,
-        pod_startup.is_ready(obj),
-        metrics_address(obj),
-        has_launcher(obj),
-        obj,
-        tls_name(obj) if has_launcher(obj) else "",
-        adopted,
-        container_started_s=pod_startup.container_started_s(obj),
-    )

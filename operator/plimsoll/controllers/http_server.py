@@ -61,8 +61,8 @@ class HttpEndpoints:
 async def serve(port: int, metrics_port: int, endpoints: HttpEndpoints | None = None) -> web.AppRunner:
     """Serve until the returned runner is cleaned up. A blocked event loop fails the liveness probe.
 
-    The two ports have a bound of connections each: clients of the metrics port keep no probe out.
-    So does a leader that finishes no reconcile. One that cannot list its objects is not ready.
+    So does a leader that finishes no reconcile. One that cannot list its objects is not ready. The two ports have a
+    bound of connections each: clients of the metrics port keep no probe out.
     """
     app, listeners = build_app(endpoints or HttpEndpoints()), list[asyncio.Server]()
     app.on_shutdown.append(partial(_close, listeners))
@@ -70,12 +70,13 @@ async def serve(port: int, metrics_port: int, endpoints: HttpEndpoints | None = 
     await runner.setup()
     assert runner.server is not None
     for number in sorted({port, metrics_port}):
-        guard = ConnectionGuard(runner.server, _count_cut)
+        guard = ConnectionGuard(runner.server, count_cut)
         listeners.append(await asyncio.get_running_loop().create_server(guard, port=number, backlog=BACKLOG))
     return runner
 
 
-def _count_cut(reason: CutReason) -> None:
+def count_cut(reason: CutReason) -> None:
+    """Count a connection that was cut."""
     operator_metrics.OPERATOR_CONNECTIONS_CUT.labels(reason.value).inc()
 
 

@@ -75,15 +75,13 @@ class ObjectCache:
     def put(self, obj: Object, *, notify: bool = True) -> None:
         """Put an object. A version that is older than the cached one, or equal to it, changes nothing.
 
+        So does one of an earlier object of the same name: all objects of a kind share their versions.
+
         notify: whether to call `on_change`.
         """
         kind, key = obj["kind"], key_of(obj)
         objects = self._objects.setdefault(kind, {})
-        if (
-            key in objects
-            and resource_version(objects[key]) > resource_version(obj)
-            and _is_same_object(objects[key], obj)
-        ):
+        if key in objects and resource_version(objects[key]) > resource_version(obj):
             return
         if key in objects and not _is_same_object(objects[key], obj):
             self._forget(objects[key])
@@ -148,11 +146,16 @@ class ObjectCache:
         return self._objects.get(kind, {}).get(key)
 
     def parsed(self, service_object: Object) -> InferenceService | InvalidSpec:
-        """The parsed InferenceService, or the error in its spec. Each version of an object is parsed once."""
+        """The parsed InferenceService, or the error in its spec. Each version of an object is parsed once.
+
+        Of a version that is not in the cache, such as that of a deleted service, nothing is kept.
+        """
         uid = service_object["metadata"]["uid"]
         entry = self._parsed.get(uid)
         if entry is None or entry[0] is not service_object:
-            entry = self._parsed[uid] = (service_object, _parse(service_object, self._gpu_resource))
+            entry = service_object, _parse(service_object, self._gpu_resource)
+            if self.get(labels.KIND, key_of(service_object)) is service_object:
+                self._parsed[uid] = entry
         return entry[1]
 
     def claims_of(self, names: Iterable[str]) -> list[NameClaim]:

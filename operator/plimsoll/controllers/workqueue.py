@@ -23,6 +23,7 @@ log = ServiceLog(__name__)
 
 MIN_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 60.0
+MAX_DOUBLINGS = 8  # of the first delay; more than reach the longest one
 MIN_FAILURE_PAUSE_SECONDS = 1.0  # between two failures of a key, even if its object changes all the time
 
 
@@ -156,7 +157,7 @@ class WorkQueue(Generic[K]):
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         if failures > 1:
             self._paused_until[key] = asyncio.get_running_loop().time() + MIN_FAILURE_PAUSE_SECONDS
-        delay = min(MIN_RETRY_SECONDS * 2 ** (failures - 1), MAX_RETRY_SECONDS)
+        delay = min(MIN_RETRY_SECONDS * 2 ** min(failures - 1, MAX_DOUBLINGS), MAX_RETRY_SECONDS)
         if isinstance(error, BackendUnavailable) and error.retry_after_seconds is not None:
             delay = max(delay, error.retry_after_seconds)
         with contextlib.suppress(RuntimeError):

@@ -15,7 +15,7 @@ import os
 import ssl
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from random import Random
 from typing import Any
@@ -287,13 +287,14 @@ class GatewayProcess:
     async def _serve_endpoint_picker(self, endpoint_picker: EndpointPicker) -> None:
         """Serve gateways of other products, once there is a catalog, and with TLS a certificate. Never returns."""
         settings, credentials = self._settings, None
+        serve: Callable[[], Awaitable[object]] = asyncio.Event().wait
         await self._has_catalog.wait()
         if settings.endpoint_picker_tls is not None:
             files = ServerCredentials(settings.endpoint_picker_tls, False, report=export_endpoint_picker)
-            credentials = await files.wait()
+            credentials, serve = await files.wait(), files.follow
         server, _ = await endpoint_picker.start(f"{settings.address}:{settings.endpoint_picker_port}", credentials)
         try:
-            await asyncio.Event().wait()
+            await serve()
         finally:
             await server.stop(endpoint_picker_server.CLOSE_SECONDS)
 

@@ -111,8 +111,8 @@ OPERATOR_ENGINE_POLLS_PUT_OFF = Gauge(
 )
 OPERATOR_CONNECTIONS_CUT = Counter(
     "plimsoll_operator_connections_cut",
-    "Connections to the ports of probes, metrics and recommendations that were cut (reason: slow_request, without a "
-    "whole request for 5 seconds, too_many, above 512 at one port).",
+    "Connections to the ports of probes, metrics, recommendations and the webhook that were cut (reason: slow_request, "
+    "without a whole request for 5 seconds, too_many, above 512 at one port).",
     ["reason"],
     registry=OPERATOR,
 )
@@ -369,6 +369,8 @@ _LEADER_METRICS = (
     *_SCALING_GAUGES,
     OPERATOR_ENGINE_RETUNINGS,
     OPERATOR_ENGINE_TUNING,
+    OPERATOR_ENGINE_POLLS_WAITING,
+    OPERATOR_ENGINE_POLLS_PUT_OFF,
     SERVICE_CONDITION,
     SERVICE_GPUS,
     SERVICE_COST,
@@ -377,13 +379,14 @@ _LEADER_METRICS = (
 
 @contextmanager
 def leading() -> Iterator[None]:
-    """While this process leads. Afterwards its metrics about services have no series."""
+    """While this process leads. Afterwards its metrics about services have no series, and its queue has no keys."""
     with OPERATOR_LEADING.track_inprogress():
         try:
             yield
         finally:
             for metric in _LEADER_METRICS:
                 metric.clear()
+            OPERATOR_QUEUE.set(0)
 
 
 def remove_scaling_series(service: str) -> None:

@@ -11,7 +11,7 @@ waits up to a minute after an error, longer with each, and 2 s after an end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,13 +39,13 @@ MAX_METADATA_BYTES: Final = 16 * 1024  # of a request's headers
 MAX_STREAMS: Final = 500  # one per ScaledObject with a trigger of type external-push
 MAX_CALLS: Final = MAX_STREAMS + 200  # further ones get RESOURCE_EXHAUSTED
 MAX_CONNECTIONS: Final = 100  # further ones are closed; KEDA has one for all triggers with the same credentials
+HANDSHAKE_SECONDS: Final = 5.0  # until a new connection speaks TLS and HTTP/2; gRPC's own limit is two minutes
 STREAM_INTERVAL_SECONDS: Final = 1.0  # between two looks at a recommendation
 CLOSE_SECONDS: Final = 1.0
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.so_reuseport", 0),  # a second process on the port is an error
 )
@@ -67,7 +67,11 @@ class KedaScaler:
 
         credentials: of TLS; None for plaintext.
         """
-        server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=_OPTIONS)
+        bounds = (
+            ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
+        )
+        server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=(*_OPTIONS, *bounds))
         handlers = {
             "IsActive": self._unary(self._is_active, messages.ScaledObjectRef),
             "GetMetricSpec": self._unary(self._get_metric_spec, messages.ScaledObjectRef),
@@ -155,15 +159,25 @@ async def serve(settings: KedaScalerSettings, lookup: Lookup) -> None:
 
     Raises RuntimeError if the port is taken.
     """
-    credentials = None
-    if settings.certificate_directory is not None:
-        directory, report = Path(settings.certificate_directory), partial(certificates.export, certificates.KEDA_SCALER)
-        files = ServerCredentials(directory, settings.require_client_certificate, report=report)
-        credentials = await files.wait()
-    scaler = KedaScaler(lookup)
-    server, _ = await scaler.start(f"[::]:{settings.port}", credentials)
+    if settings.certificate_directory is None:
+        await _serve(settings.port, lookup, None, asyncio.Event().wait)
+        return
+    directory, report = Path(settings.certificate_directory), partial(certificates.export, certificates.KEDA_SCALER)
+    files = ServerCredentials(directory, settings.require_client_certificate, report=report)
     try:
-        await asyncio.Event().wait()
+        await _serve(settings.port, lookup, await files.wait(), files.follow)
+    finally:
+        certificates.remove(certificates.KEDA_SCALER)
+
+
+async def _serve(
+    port: int, lookup: Lookup, credentials: grpc.ServerCredentials | None, wait: Callable[[], Awaitable[object]]
+) -> None:
+    """Serve while `wait` runs."""
+    scaler = KedaScaler(lookup)
+    server, _ = await scaler.start(f"[::]:{port}", credentials)
+    try:
+        await wait()
     finally:
         scaler.end_streams()
         await server.stop(CLOSE_SECONDS)

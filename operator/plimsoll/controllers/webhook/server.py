@@ -7,6 +7,7 @@ reasons.
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -16,7 +17,9 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
+from plimsoll.adapters.connection_guard import ConnectionGuard
 from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.controllers.http_server import count_cut
 from plimsoll.controllers.isolation import ObjectErrors, supervise
 from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.webhook.certificate import CertificateFiles
@@ -34,18 +37,21 @@ log = ServiceLog(__name__)
 PATH: Final = "/validate"
 MAX_REVIEW_BYTES: Final = 4 * 1024**2  # an object and its predecessor, of 1.5 MiB each at most
 STOP_SECONDS: Final = 1.0
+IDLE_SECONDS: Final = 120.0  # of a connection after an answer; the API server closes its own after 90 s
 
 
 @dataclass(frozen=True)
 class ServerLimits:
     """Limits of one server. read_seconds: for a whole review, the longest that the API server waits.
 
+    head_seconds: for a TLS handshake, and for the head of a connection's first request.
     certificate_seconds: between two looks at the certificate's files. no_certificate_seconds: the same while there is
     none.
     """
 
     concurrent_reviews: int = 8
     read_seconds: float = 5.0
+    head_seconds: float = 5.0
     certificate_seconds: float = 30.0
     no_certificate_seconds: float = 5.0
 
@@ -69,13 +75,20 @@ async def serve(settings: WebhookSettings, validator: Validator, limits: ServerL
     """Serve until cancelled, from the time on that there is a certificate."""
     files = CertificateFiles(Path(settings.certificate_directory))
     await files.wait(limits.no_certificate_seconds)
-    runner = web.AppRunner(build_app(validator, limits), access_log=None, shutdown_timeout=STOP_SECONDS)
+    runner = web.AppRunner(
+        build_app(validator, limits), access_log=None, shutdown_timeout=STOP_SECONDS, keepalive_timeout=IDLE_SECONDS
+    )
     await runner.setup()
+    assert runner.server is not None
+    guard = ConnectionGuard(runner.server, count_cut, head_seconds=limits.head_seconds, has_bodies=True)
     try:
-        await web.TCPSite(runner, port=settings.port, ssl_context=files.context).start()
-        while True:
-            await asyncio.sleep(limits.certificate_seconds)
-            await files.load()
+        listener = await asyncio.get_running_loop().create_server(
+            guard, port=settings.port, ssl=files.context, ssl_handshake_timeout=limits.head_seconds
+        )
+        with closing(listener):
+            while True:
+                await asyncio.sleep(limits.certificate_seconds)
+                await files.load()
     finally:
         await runner.cleanup()
 
