@@ -117,13 +117,12 @@ def decide_pair(
     decode: TierObservation,
     now_s: float = 0.0,
     state: DecisionState | None = None,
-    granted: int | None = None,
     least: int = 0,
     pause: IdlePeriod | Unavailable = BUSY,
     **rest: Any,
 ) -> ScalingDecision:
     """The decision on a service of two tiers."""
-    observation = ServiceObservation({"prefill": prefill, "decode": decode}, state or DecisionState(), granted, pause)
+    observation = ServiceObservation({"prefill": prefill, "decode": decode}, state or DecisionState(), pause)
     return decide(
         observation,
         ScalingPolicy({"prefill": replica_bounds(least), "decode": replica_bounds(least)}, SLO, **rest),

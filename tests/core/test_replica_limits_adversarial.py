@@ -1,92 +1,19 @@
-"""Rate limits, bounds, back-off and GPU budget against each other: long random sequences, and every split by hand."""
+"""Rate limits, bounds and back-off against each other, over long random sequences."""
 
 from __future__ import annotations
 
 import math
 import random
-from itertools import product
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from plimsoll.core.autoscaling.decide import decide
-from plimsoll.core.autoscaling.decision_state import DecisionState, TierDecisionState
+from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.observations import ServiceObservation
-from plimsoll.core.autoscaling.replica_limits import apply_limits
-from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit, ScalingMode, ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.startup_time import StartingPod
-from plimsoll.core.autoscaling.tier_context import TierContext
 from tests.core.scaling_fixtures import SLO, make_forecast, observed_tier, replica_bounds
-
-NAMES = ("prefill", "decode", "serve")
-
-
-def split_budget(
-    desired: list[int], gpus: list[int], least: list[int], granted: int | None
-) -> tuple[list[int], list[TierContext]]:
-    """What step 7 leaves of the counts wanted, of tiers with so many GPUs a replica and such minima."""
-    courses = [
-        TierContext(
-            name,
-            observed_tier(0.0, count),
-            TierPolicy(low, 1000, gpus_per_replica=each),
-            TierDecisionState(),
-            (low, 1000),
-            count=count,
-        )
-        for name, count, each, low in zip(NAMES, desired, gpus, least, strict=False)
-    ]
-    apply_limits(courses, granted, 0.0)
-    return [schedule.count for schedule in courses], courses
-
-
-TIERS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=3)
-
-
-@given(TIERS, st.integers(-5, 120))
-@example([(10, 1, 0), (10, 8, 0)], 82)
-def test_gpu_budget_is_respected_used_and_keeps_minimum(tiers: list[tuple[int, int, int]], granted: int) -> None:
-    gpus, least = [each for _, each, _ in tiers], [low for _, _, low in tiers]
-    desired = [max(count, low) for count, _, low in tiers]
-    counts, courses = split_budget(desired, gpus, least, granted)
-    used = sum(n * each for n, each in zip(counts, gpus, strict=True))
-    assert all(low <= n <= count for low, n, count in zip(least, counts, desired, strict=True))
-    one_each = [max(low, min(1, count)) for low, count in zip(least, desired, strict=True)]
-    if granted < sum(n * each for n, each in zip(one_each, gpus, strict=True)):
-        assert counts == least, "no tier serves alone"
-    else:
-        assert used <= granted
-        for n, count, each in zip(counts, desired, gpus, strict=True):
-            assert n == count or used + each > granted, "no GPU is left that a tier wants and that it has room for"
-    for schedule, n, count in zip(courses, counts, desired, strict=True):
-        assert (ScalingLimit.BUDGET in schedule.limits) == (n < count)
-
-
-@pytest.mark.parametrize("gpus", [(1, 1), (1, 2), (2, 1), (1, 4), (8, 1)])
-def test_gpu_budget_pair_is_reduced_proportionally(gpus: tuple[int, int]) -> None:
-    """Against every split that the budget allows: none has a larger share for the tier that is left with less, but for
-    the replica that does not fit."""
-    for desired in ((3, 9), (8, 8), (12, 5)):
-        for granted in range(sum(gpus), sum(n * each for n, each in zip(desired, gpus, strict=True)) + 1):
-            counts, _ = split_budget(list(desired), list(gpus), [1, 1], granted)
-            least = min(n / want for n, want in zip(counts, desired, strict=True))
-            best = max(
-                min(a / desired[0], b / desired[1])
-                for a, b in product(range(1, desired[0] + 1), range(1, desired[1] + 1))
-                if a * gpus[0] + b * gpus[1] <= granted
-            )
-            assert least >= best - 1.0 / min(desired), (desired, granted, counts)
-
-
-def test_gpu_budget_zero_or_negative_leaves_minimum() -> None:
-    assert split_budget([5, 5], [1, 1], [0, 0], 0)[0] == [0, 0]
-    assert split_budget([5, 5], [1, 1], [0, 2], -7)[0] == [0, 2]
-    assert split_budget([5, 5], [0, 1], [0, 0], 1)[0] == [5, 1], "who takes no GPU is no matter of the budget"
-
-
-# Over time
 
 
 def run(policy: TierPolicy, seed: int, ticks: int = 600, jumps: bool = False) -> list[tuple[float, int, int]]:
@@ -178,9 +105,8 @@ def test_paused_or_recommend_mode_ignores_limits(mode: ScalingMode) -> None:
         mode=mode,
         paused=mode is ScalingMode.AUTO,
     )
-    for granted in (None, 0, 3):
-        observed = ServiceObservation({"serve": observed_tier(9.5, 2)}, DecisionState(), gpus_granted=granted)
-        assert decide(observed, policy, 0.0).tiers["serve"].replicas == 2
+    observed = ServiceObservation({"serve": observed_tier(9.5, 2)}, DecisionState())
+    assert decide(observed, policy, 0.0).tiers["serve"].replicas == 2
 
 
 def test_invalid_bounds_and_rate_limits_raise() -> None:

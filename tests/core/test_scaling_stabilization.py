@@ -29,9 +29,7 @@ from tests.core.scaling_fixtures import (
     NO_GROWTH,
     REQUEST_GPU_S,
     SLO,
-    counts,
     decide_one,
-    decide_pair,
     idle_status,
     make_forecast,
     observed_tier,
@@ -270,19 +268,6 @@ def test_schedule_window_is_ready_at_start_and_limits_within() -> None:
     busy = observed_tier(4.5, 5)
     assert [decide_one(busy, policy, at).replicas for at in (2999.0, 3000.0, 4000.0)] == [5, 2, 5]
     assert "by the schedule" in decide_one(busy, policy, 3000.0).summary
-
-
-def test_gpu_budget_reduces_largest_tier_to_minimum_at_most() -> None:
-    found = decide_pair(observed_tier(3.5, 4), observed_tier(7.5, 8), granted=9)
-    assert counts(found) == (3, 6)
-    assert ScalingLimit.BUDGET in found.tiers["decode"].limits
-    assert "grants 9 GPUs" in found.tiers["decode"].summary
-    assert counts(decide_pair(observed_tier(3.5, 4), observed_tier(7.5, 8), granted=0, least=1)) == (1, 1)
-    assert counts(decide_pair(observed_tier(3.5, 4), observed_tier(7.5, 8), granted=2)) == (1, 1)
-    assert counts(decide_pair(observed_tier(3.5, 4), observed_tier(7.5, 8), granted=1)) == (
-        0,
-        0,
-    )  # one tier alone serves nobody
 
 
 def test_unschedulable_pods_back_off_until_gone() -> None:

@@ -92,7 +92,7 @@ def services(draw: st.DrawFn) -> tuple[ServiceObservation, ScalingPolicy, float]
     kinds: list[IdlePeriod | Unavailable] = [BUSY, idle_status(5.0), idle_status(1e4), Unavailable("silent")]
     pause = draw(st.sampled_from(kinds))
     return (
-        ServiceObservation(tiers, DecisionState(900.0, states), draw(st.sampled_from([None, 6])), pause),
+        ServiceObservation(tiers, DecisionState(900.0, states), pause),
         policy,
         1000.0,
     )
@@ -121,7 +121,7 @@ def test_decide_any_input_is_within_limits_and_explained(
         assert policy.tiers[name].min_replicas <= one.replicas <= policy.tiers[name].max_replicas
         assert [step.name for step in one.steps] == STEPS
         assert all(step.reason for step in one.steps)
-    free = observation.gpus_granted is None and policy.tiers["decode"].scale_up_limit is None
+    free = policy.tiers["decode"].scale_up_limit is None
     if free and not any(
         pod.unschedulable_reason for observed in observation.tiers.values() for pod in observed.starting
     ):

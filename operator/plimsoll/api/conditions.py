@@ -118,7 +118,6 @@ class ConditionReason(StrEnum):
     SCALING_OFF = "ScalingOff"
     AT_MAX_REPLICAS = "AtMaxReplicas"
     RATE_LIMITED = "RateLimited"
-    BUDGET_EXHAUSTED = "BudgetExhausted"
     METRICS_DELAYED = "MetricsDelayed"
     METRICS_PARTIAL = "MetricsPartial"
     METRICS_MISSING = "MetricsMissing"
@@ -209,7 +208,6 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.SCALING_OFF: "`spec.scaling.mode` is Off.",
     ConditionReason.AT_MAX_REPLICAS: "A tier needs more replicas than its `maxReplicas`.",
     ConditionReason.RATE_LIMITED: "`spec.scaling.scaleUp` or `scaleDown` limits the rate of a change.",
-    ConditionReason.BUDGET_EXHAUSTED: "A tier needs more GPUs than the GPU budget grants.",
     ConditionReason.METRICS_DELAYED: "Engines do not answer the operator. Their metrics come from Prometheus, with a "
     "delay.",
     ConditionReason.METRICS_PARTIAL: "Some gateways or engines report no metrics. Load is extrapolated, and no tier "

@@ -21,13 +21,11 @@ LIMIT_RECOVERY_SECONDS: Final = 60.0  # ScalingLimited stays for so long after i
 _LIMIT_REASONS: Final = {
     ScalingLimit.MAX: ConditionReason.AT_MAX_REPLICAS,
     ScalingLimit.RATE: ConditionReason.RATE_LIMITED,
-    ScalingLimit.BUDGET: ConditionReason.BUDGET_EXHAUSTED,
     ScalingLimit.UNSCHEDULABLE: ConditionReason.UNSCHEDULABLE,
 }
 _ADVICE: Final = {
     ScalingLimit.MAX: "raise spec.{}.{}.maxReplicas if the cluster has room",
     ScalingLimit.UNSCHEDULABLE: "add nodes; condition ScalingLimited quotes the scheduler",
-    ScalingLimit.BUDGET: "raise the budget, or lower the minReplicas of other services",
 }
 
 

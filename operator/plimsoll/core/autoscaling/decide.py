@@ -56,7 +56,7 @@ def _run_steps(
     if policy.slo is None:
         for context in contexts:
             recommend.keep_minimum(context, "spec.slo")
-        replica_limits.apply_limits(contexts, observation.gpus_granted, now_s)
+            replica_limits.apply_limits(context, now_s)
         return None
     previous_s = observation.state.at_s
     elapsed_s = 0.0 if previous_s is None else max(0.0, now_s - previous_s)
@@ -75,7 +75,8 @@ def _run_steps(
         pending_replicas.credit_pending(context, now_s)
     binding = pending_replicas.coordinate_tiers(contexts, policy.prefill_per_decode)
     stabilize(sized, policy.miss_cost, now_s)
-    replica_limits.apply_limits(contexts, observation.gpus_granted, now_s)
+    for context in contexts:
+        replica_limits.apply_limits(context, now_s)
     return binding
 
 

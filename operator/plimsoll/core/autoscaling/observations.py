@@ -151,13 +151,10 @@ class TierObservation:
 class ServiceObservation:
     """One service. tiers: the observed tiers. state: state of the last decision. idle_period: time without requests,
     from all gateways and engines.
-
-    gpus_granted: GPUs that the budget grants to the service, None without a budget.
     """
 
     tiers: Mapping[str, TierObservation] = field(default_factory=dict)
     state: DecisionState = field(default_factory=DecisionState)
-    gpus_granted: int | None = None
     idle_period: IdlePeriod | Unavailable = IDLE_UNKNOWN
 
 

@@ -1,11 +1,10 @@
-"""Steps 7 and 8: limits of the user, the cluster and the GPU budget, and the scaling mode.
+"""Steps 7 and 8: limits of the user and the cluster, and the scaling mode.
 
-Problem: limits contradict each other (a minimum above the budget, a rate limit against a need), and the user must learn
-which of them applies.
+Problem: limits contradict each other (a minimum against unschedulable pods, a rate limit against a need), and the user
+must learn which of them applies.
 
 Idea: a fixed order, in which later limits override earlier ones: rate limits, scheduling back-off, minReplicas and
-maxReplicas (with the schedule), GPU budget. The budget takes from the tier with the largest share of its need and never
-goes below a minimum. The step names every limit that changed the count.
+maxReplicas (with the schedule). The step names every limit that changed the count.
 """
 
 from __future__ import annotations
@@ -18,26 +17,15 @@ from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.units import format_wait
 
 
-def apply_limits(contexts: list[TierContext], gpus_granted: int | None, now_s: float) -> None:
-    """Step 7 for all tiers."""
-    counts: dict[str, int] = {}
-    messages_by_tier: dict[str, list[str]] = {}
-    for context in contexts:
-        messages = messages_by_tier.setdefault(context.name, [])
-        count = _apply_scheduling_backoff(
-            context, _apply_rate_limits(context, context.count, now_s, messages), now_s, messages
-        )
-        counts[context.name] = _apply_bounds(context, count, messages)
-    if gpus_granted is not None:
-        _apply_gpu_budget(contexts, counts, gpus_granted, messages_by_tier)
-    for context in contexts:
-        if messages_by_tier[context.name]:
-            messages = messages_by_tier[context.name]
-            context.add_step(
-                "limits", "{0}", "; ".join(messages), messages[-1], count=counts[context.name], brief="{1}"
-            )
-        else:
-            context.add_step("limits", "within {} to {}", *context.bounds, count=counts[context.name])
+def apply_limits(context: TierContext, now_s: float) -> None:
+    """Step 7 of a tier."""
+    messages: list[str] = []
+    count = _apply_rate_limits(context, context.count, now_s, messages)
+    count = _apply_bounds(context, _apply_scheduling_backoff(context, count, now_s, messages), messages)
+    if messages:
+        context.add_step("limits", "{0}", "; ".join(messages), messages[-1], count=count, brief="{1}")
+    else:
+        context.add_step("limits", "within {} to {}", *context.bounds, count=count)
 
 
 def _apply_bounds(context: TierContext, count: int, messages: list[str]) -> int:
@@ -111,37 +99,6 @@ def _apply_scheduling_backoff(context: TierContext, count: int, now_s: float, me
     left_s = context.state.scheduling_backoff.until_s - now_s
     messages.append(f"{count} needed, but pods are unschedulable; next attempt in {format_wait(left_s)}")
     return current
-
-
-def _apply_gpu_budget(
-    contexts: list[TierContext], counts: dict[str, int], granted: int, messages_by_tier: dict[str, list[str]]
-) -> None:
-    """Reduce the tier with the largest share of its need until the granted GPUs suffice.
-
-    If removing a large replica frees more GPUs than necessary, smaller reductions are undone.
-    """
-    requested = dict(counts)
-    gpus = {context.name: context.policy.gpus_per_replica for context in contexts}
-    minimum = {context.name: context.bounds[0] for context in contexts}
-    floors = {name: max(minimum[name], min(1, count)) for name, count in requested.items()}
-    used = sum(gpus[name] * counts[name] for name in counts)
-    while used > granted:
-        reducible = [name for name in counts if gpus[name] and counts[name] > floors[name]]
-        if not reducible:
-            counts.update(minimum)  # a single tier serves no requests
-            break
-        reduced = max(reducible, key=lambda name: (counts[name] - 1) / requested[name])
-        counts[reduced], used = counts[reduced] - 1, used - gpus[reduced]
-    else:
-        for name in sorted(counts, key=lambda name: counts[name] / max(requested[name], 1)):
-            restored = min(requested[name] - counts[name], (granted - used) // gpus[name] if gpus[name] else 0)
-            counts[name], used = counts[name] + restored, used + gpus[name] * restored
-    for context in contexts:
-        if counts[context.name] < requested[context.name]:
-            needed = f"{requested[context.name]} needed"
-            detail = f"{needed}, {granted} GPUs granted to the service"
-            context.add_limit(ScalingLimit.BUDGET, "the GPU budget is exhausted", detail)
-            messages_by_tier[context.name].append(f"{needed}, the GPU budget grants {granted} GPUs to the service")
 
 
 def apply_mode(context: TierContext, policy: ScalingPolicy) -> int:

@@ -19,7 +19,6 @@ class ScalingLimit(StrEnum):
     MIN = "minReplicas"
     MAX = "maxReplicas"
     RATE = "rate limit"
-    BUDGET = "GPU budget"
     UNSCHEDULABLE = "unschedulable"
     INFEASIBLE = "infeasible SLO"
 
