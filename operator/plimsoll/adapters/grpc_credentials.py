@@ -94,7 +94,9 @@ class ServerCredentials:
         """Report the files, and log each problem with them once."""
         before, self._problem = self._problem, str(found) if isinstance(found, InvalidCertificate) else ""
         if self._problem and self._problem != before:
-            text, directory = "cannot read the certificate of the gRPC server", str(self._directory)
-            log.warning(None, text, error=self._problem, directory=directory)
+            directory = str(self._directory)
+            log.warning(
+                None, "cannot read the certificate of the gRPC server", error=self._problem, directory=directory
+            )
         used = self._files if isinstance(found, InvalidCertificate) else found
         self._report(None if used is None else used[0].expires_s, self._problem)
