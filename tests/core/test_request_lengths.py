@@ -155,6 +155,12 @@ def test_output_lengths_growth_is_seen_before_completion() -> None:
     assert after[312] > 1.8 * after[295], "12 s after the first of them none has ended"
 
 
+def test_output_lengths_of_a_full_engine_follow_those_that_run() -> None:
+    """It begins no further requests, and the short ones end first. The longest has 1,400 tokens."""
+    lengths = replay(lambda t: 8.0 if t < 10 else 0.0, lambda t: 500.0 + 100.0 * t)
+    assert max(mean for _, mean in lengths) < 1.1 * 1400.0
+
+
 def test_output_lengths_of_already_busy_engine_are_unbiased() -> None:
     """As an operator that starts anew sees it: most of what it makes is of requests that began before."""
     listener, found = MetricsAggregator([Role.SERVE]), []

@@ -13,6 +13,7 @@ observed are at any point of their response. Their remainder is the residual of 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final, NamedTuple
 
@@ -56,9 +57,10 @@ class _Cohort(NamedTuple):
 class CompletionEstimator:
     """Estimator for one engine since its first reading. The clock counts tokens of one response."""
 
-    def __init__(self, running: float) -> None:
-        """running: requests that had already begun."""
+    def __init__(self, running: float, earlier: float = math.inf) -> None:
+        """running: requests that had already begun. earlier: clock since the engine's start, their highest age."""
         self._initial_running = running
+        self._initial_age = earlier if running else 0.0
         self._clock = self._previous_clock = 0.0
         self._cohorts: deque[_Cohort] = deque(maxlen=_MAX_COHORTS)
 
@@ -96,6 +98,11 @@ class CompletionEstimator:
             )
             expected_tokens += self._initial_running * (now - previous - float(integral_end - integral_start))
         return expected_tokens / output_lengths.mean_tokens
+
+    @property
+    def longest_output(self) -> float:
+        """Tokens that no response can exceed yet."""
+        return self._initial_age + self._clock
 
 
 def _mean_tokens_of_new(output_lengths: OutputLengths, tokens: float) -> float:

@@ -118,7 +118,7 @@ class EngineAggregator:
             return None
         self._update_step_timing(interval, previous, reading)
         step_timing = self._step_timing()
-        pod.completions = _updated_completions(pod.completions, previous.running, interval, step_timing)
+        pod.completions = _updated_completions(pod.completions, previous, interval, step_timing)
         window = pod.open_window.extend(previous, reading, interval, step_timing)
         if window is not None:
             self._windows.append(window)
@@ -255,19 +255,19 @@ def _draft_acceptance(totals: _MinuteTotals) -> float | Unavailable:
 
 def _updated_completions(
     completions: CompletionEstimator | None,
-    running: float | None,
+    previous: EngineReading,
     interval: EngineInterval,
     step_timing: ObservedStepTiming,
 ) -> CompletionEstimator | None:
-    """Advance the estimator by an interval, with the engine's steps as the clock. running: requests before the
-    interval.
+    """Advance the estimator by an interval, with the engine's steps as the clock. previous: reading before it.
 
     Returns None where the interval lacks a needed figure.
     """
-    if interval.steps is None or interval.ttft_s is None or running is None:
+    if interval.steps is None or previous.steps is None or interval.ttft_s is None or previous.running is None:
         return None
-    completions = completions or CompletionEstimator(running)
-    completions.advance(interval.steps * step_timing.tokens_per_sequence_step, total_count(interval.ttft_s))
+    tokens_per_step = step_timing.tokens_per_sequence_step
+    completions = completions or CompletionEstimator(previous.running, previous.steps * tokens_per_step)
+    completions.advance(interval.steps * tokens_per_step, total_count(interval.ttft_s))
     return completions
 
 

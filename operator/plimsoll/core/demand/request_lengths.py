@@ -10,7 +10,8 @@ corrects the estimate, and a ratio for each kind of content where prompts have p
 arrive now and to the present output. The present output is the tokens generated in the last half minute, over those
 expected for the known lengths (`completion_estimator`). While outputs grow longer, completed requests are the short
 ones, but the generated tokens already include the others. Before any request has completed, an output is at least as
-long as it is so far: an overloaded engine completes none for most of a minute. Where arriving prompts or generated
+long as it is so far: an overloaded engine completes none for most of a minute. It begins none either, and those that
+run are the long ones: no output counts as longer than the steps since the first one allow. Where arriving prompts or generated
 tokens show with certainty a new mix, all requests that completed before the last half minute are discarded. A mixture
 of two mixes has lengths that neither load has, for minutes. Cached tokens are the same share of each prompt, because
 engines count them only in sum.
@@ -139,10 +140,14 @@ class RequestLengthEstimator:
             self._completed.add(at_s, total_count(interval.prompt_tokens), lengths)
             self._recently_completed.add(at_s, lengths)
         if interval.ttft_s is not None and interval.generated_tokens is not None:
-            started = expected_completions = total_count(interval.ttft_s)
-            if completions is not None and self._output_lengths is not None:
-                expected_completions = completions.expected_completions(self._output_lengths)
-            self._recent_output.add(at_s, _OutputTotals(started, interval.generated_tokens, expected_completions))
+            started = expected = total_count(interval.ttft_s)
+            if completions is not None:
+                lengths, longest = self._output_lengths, completions.longest_output
+                if lengths is not None:
+                    expected, longest = completions.expected_completions(lengths), max(longest, lengths.max_tokens)
+                # A full engine starts no request, and those that run are the long ones.
+                expected = max(expected, interval.generated_tokens / max(longest, 1.0))
+            self._recent_output.add(at_s, _OutputTotals(started, interval.generated_tokens, expected))
         prompts = _prompt_totals(interval)
         if prompts is not None:
             self._counted_prompts.add(at_s, prompts.requests, prompts)
