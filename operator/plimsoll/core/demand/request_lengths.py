@@ -11,10 +11,10 @@ arrive now and to the present output. The present output is the tokens generated
 expected for the known lengths (`completion_estimator`). While outputs grow longer, completed requests are the short
 ones, but the generated tokens already include the others. Before any request has completed, an output is at least as
 long as it is so far: an overloaded engine completes none for most of a minute. It begins none either, and those that
-run are the long ones: no output counts as longer than the steps since the first one allow. Where arriving prompts or generated
-tokens show with certainty a new mix, all requests that completed before the last half minute are discarded. A mixture
-of two mixes has lengths that neither load has, for minutes. Cached tokens are the same share of each prompt, because
-engines count them only in sum.
+run are the long ones: no output counts as longer than the steps since the first one allow. Where arriving prompts or
+generated tokens show with certainty a new mix, all requests that completed before the last half minute are discarded.
+A mixture of two mixes has lengths that neither load has, for minutes. Cached tokens are the same share of each prompt,
+because engines count them only in sum.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ class RequestLengthEstimator:
         if interval.ttft_s is not None and interval.generated_tokens is not None:
             started = expected = total_count(interval.ttft_s)
             if completions is not None:
-                lengths, longest = self._output_lengths, completions.longest_output
-                if lengths is not None:
-                    expected, longest = completions.expected_completions(lengths), max(longest, lengths.max_tokens)
+                usual, longest = self._output_lengths, completions.longest_output
+                if usual is not None:
+                    expected, longest = completions.expected_completions(usual), max(longest, usual.max_tokens)
                 # A full engine starts no request, and those that run are the long ones.
                 expected = max(expected, interval.generated_tokens / max(longest, 1.0))
             self._recent_output.add(at_s, _OutputTotals(started, interval.generated_tokens, expected))
