@@ -68,7 +68,7 @@ class Server:
         return reader, writer
 
     async def get(self) -> bytes:
-        """The page, asked for with the certificate of the server's own release."""
+        """The page, requested with the certificate of the server's own release."""
         assert self.watch.identity is not None
         reader, writer = await self.connect(self.watch.identity.client)
         writer.write(GET)

@@ -103,17 +103,6 @@ def test_identity_of_unchanged_files_is_the_same(tmp_path: Path) -> None:
     assert load_identity(volume.directory, NAME, second).pair != second.pair
 
 
-def test_bundle_with_comments_in_any_script_is_read(tmp_path: Path) -> None:
-    """Bundles name their authorities in comments."""
-    authority, volume = Authority(tmp_path / "ca", "plimsoll"), SecretVolume(tmp_path / "secret")
-    files = authority.issue(NAME)
-    volume.write({**files, AUTHORITY_FILE: "# Főtanúsítvány\n".encode() + files[AUTHORITY_FILE]})
-    assert load_identity(volume.directory, NAME).pair.certificate == files[CERTIFICATE_FILE]
-    watch = InternalIdentityWatch(volume.directory, NAME, lambda _: None)
-    volume.write({**files, AUTHORITY_FILE: b"\xff\xfe no certificate"})
-    assert isinstance(watch.read(), InvalidCertificate)
-
-
 def test_gateway_without_a_certificate_is_not_ready(gateway: Gateway) -> None:
     assert "not read yet" in gateway.watch.not_ready_reason
     gateway.read()

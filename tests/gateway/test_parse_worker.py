@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -148,15 +147,20 @@ async def test_process_that_cannot_start_is_logged_once(
 ) -> None:
     """At the picker's start, before a client's body needs it."""
     monkeypatch.setattr(parse_worker, "_end_with_parent", partial(os._exit, 1))
-    logged = threading.Event()
+    logged, met, log_end = threading.Event(), threading.Event(), worker._log_end
 
     def wait(_: logging.LogRecord) -> bool:
         """The event loop meets the broken pool while a thread of the pool logs its end."""
         logged.set()
-        time.sleep(0.2)
-        return True
+        return met.wait(60.0)
+
+    def meet() -> None:
+        if logged.is_set():
+            met.set()
+        log_end()
 
     monkeypatch.setattr(parse_worker.log, "filters", [wait])
+    monkeypatch.setattr(worker, "_log_end", meet)
     worker.start()
     assert await asyncio.to_thread(logged.wait, 60.0)
     result = await worker.parse(body(), CHAT_ROUTE, "a")

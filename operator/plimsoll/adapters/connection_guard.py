@@ -68,7 +68,7 @@ class ConnectionGuard:
             next(iter(self._open)).cut(CutReason.TOO_MANY)
         self._open[connection] = None
 
-    def is_open(self, connection: GuardedConnection) -> bool:
+    def refresh(self, connection: GuardedConnection) -> bool:
         """Note that a connection has sent something. Returns False if it was cut."""
         if connection not in self._open:
             return False
@@ -93,13 +93,13 @@ class GuardedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.abort = cast(asyncio.Transport, transport).abort
-        if not self._guard.is_open(self):
+        if not self._guard.refresh(self):
             self._guard.add(self)
         self._start_timer()
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self._guard.is_open(self):
+        if not self._guard.refresh(self):
             return
         if self._is_timed:
             self._time(data)

@@ -47,7 +47,7 @@ class PolledPod:
     steps: float | None = None
     running_requests: float | None = None  # waiting ones included, from the last reading
     metrics_failures: int = 0  # consecutive failures of /metrics
-    external_scrape_s: float = -math.inf  # time of the last reading that came from the metrics store
+    external_scrape_s: float = -math.inf  # time of the last reading from the metrics store
     info_failures: int = 0  # consecutive failures of /about
     engine_info: EngineInfo | None = None
     startup_progress: StartupProgress | None = None  # of the running container

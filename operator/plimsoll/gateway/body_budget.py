@@ -86,7 +86,7 @@ class BodyBudget:
                 self._ended.popitem(last=False)
 
     def _has_ended(self, request_id: str) -> bool:
-        """Whether the request ended before. It is asked once, and forgotten."""
+        """Whether the request ended before. The answer is given once."""
         return bool(self._ended) and self._ended.pop(request_id, self) is None
 
     def _drop(self, request_id: str) -> _Reservation | None:

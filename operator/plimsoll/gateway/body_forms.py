@@ -160,7 +160,7 @@ def refused_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
 def _completion(fields: CompletionFields, n: int, is_chat: bool) -> PromptSize:
     messages, text, embeds = bytes(fields.messages), bytes(fields.prompt), bytes(fields.prompt_embeds)
     has_messages, has_embeds = messages not in _ABSENT, embeds not in _ABSENT
-    if (is_chat and has_messages) or not (text or has_embeds):  # beside messages, a chat's prompt is ignored
+    if (is_chat and has_messages) or not (text or has_embeds):  # engines ignore the prompt of a chat with messages
         return _conversation(fields, split_messages(messages, PREFIX_BYTES), fields.template_bytes, n)
     if has_embeds:
         return _with_embeds(text, embeds, n)
