@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from e2e.cluster.settings import BIN
+from e2e.lib.definitions import wait_until_established
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -123,13 +124,16 @@ class ApiServer:
     def install_crds(self, paths: Iterable[Path] = CRDS) -> None:
         """Install CRDs, by default ours, and wait until they are served."""
         files = [f"-f={path}" for path in paths]
-        for command in (["apply", "--server-side", *files], ["wait", "--for=condition=Established", *files]):
-            subprocess.run([self.kubectl, f"--kubeconfig={self.kubeconfig}", *command], check=True)
+        self._run("apply", "--server-side", *files)
+        wait_until_established(self._run, *files)
 
     def delete_crds(self, paths: Iterable[Path]) -> None:
         """Delete CRDs with their objects; those that do not exist are skipped."""
-        command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", "delete", "--ignore-not-found"]
-        subprocess.run([*command, *(f"-f={path}" for path in paths)], check=True, timeout=30)
+        self._run("delete", "--ignore-not-found", *(f"-f={path}" for path in paths))
+
+    def _run(self, *argv: str) -> str:
+        command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *argv]
+        return subprocess.run(command, check=True, timeout=30, stdout=subprocess.PIPE, text=True).stdout
 
     def _kubeconfig(self) -> dict[str, object]:
         authority = base64.b64encode((self.folder / "apiserver.crt").read_bytes()).decode()

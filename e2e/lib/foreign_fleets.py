@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from e2e.cluster.images import reference
+from e2e.lib.definitions import wait_until_established
 from e2e.lib.kube import Cluster
 
 Object = dict[str, Any]
@@ -141,7 +142,7 @@ def install_kinds(cluster: Cluster) -> None:
     cluster.apply(CRD)
     cluster.kubectl("apply", "-f", str(SET_CRD))
     names = (f"crd/{CRD['metadata']['name']}", "crd/leaderworkersets.leaderworkerset.x-k8s.io")
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", *names)
+    wait_until_established(cluster.kubectl, *names)
 
 
 def remove_kinds(cluster: Cluster) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from e2e.lib import foreign_fleets, pod_groups
 from e2e.lib.client import Prompt
+from e2e.lib.definitions import wait_until_established
 from e2e.lib.kube import Cluster, is_true
 from e2e.lib.load import ClosedLoop, Load
 from e2e.lib.request_log import RequestLog
@@ -31,7 +32,7 @@ def kind(cluster: Cluster) -> Iterator[None]:
     """The definition of LeaderWorkerSets."""
     cluster.kubectl("apply", "-f", str(foreign_fleets.SET_CRD))
     crd = f"crd/{labels.SET_PLURAL}.{labels.SET_GROUP}"
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", crd)
+    wait_until_established(cluster.kubectl, crd)
     yield
     cluster.kubectl("delete", "--ignore-not-found", crd)
 
