@@ -355,6 +355,7 @@ def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster)
     assert len(failed) <= (1.0 - SLO_SHARE) * len(after), "a rejected request counts as missed"
 
 
+@pytest.mark.extended
 def test_openai_sdk_default_retries_are_admitted(gate: Service) -> None:
     """Default retries, unpatched: whoever was told to come back within what SDKs wait gets in when it does."""
     sdks.require_package("openai")

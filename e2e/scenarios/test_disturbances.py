@@ -186,6 +186,7 @@ def test_unschedulable_pod_does_not_block_other_tier(learned: dict[str, Service]
     assert any(message.startswith("prefill: pods are unschedulable") for message in event)
 
 
+@pytest.mark.extended
 def test_spec_change_during_scaling_is_applied(learned: dict[str, Service]) -> None:
     """Bounds, promise and engine arguments, one after the other, under a load that wants more than there is."""
     changing = learned["changing"]

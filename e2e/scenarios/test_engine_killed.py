@@ -62,7 +62,8 @@ def _busiest(in_flight: Counter[str], pods: list[str]) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "kill", [_kill_core, pytest.param(_kill_container, marks=pytest.mark.extended), _force_delete_pod]
+    "kill",
+    [_kill_core, *(pytest.param(kill, marks=pytest.mark.extended) for kill in (_kill_container, _force_delete_pod))],
 )
 def test_engine_kill_ends_only_its_own_streams(
     kill: Callable[[Cluster, Service, str], None], pd: Service, cluster: Cluster, gateway: GatewayClient, prober: Prober

@@ -48,6 +48,7 @@ def test_uninstall_keeps_services_and_engines(unprobed: dict[str, Service], clus
     assert not ledger.failures, ledger.explain()
 
 
+@pytest.mark.extended
 def test_deletion_and_uninstall_leave_no_objects(
     unprobed: dict[str, Service], cluster: Cluster, namespace: str
 ) -> None:
