@@ -25,6 +25,7 @@ from plimsoll.gateway.endpoint_picker.decision import read_reply
 from plimsoll.gateway.endpoint_picker.exchange import Exchange, Parts, ProtocolError
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.settings import PickerSettings
@@ -61,7 +62,12 @@ class EndpointPicker:
         on_record: Callable[[AccessRecord], None],
         max_streams: int = MAX_STREAMS,
     ) -> None:
-        self.bodies = BodyBudget(settings.endpoint_picker_body_bytes, settings.max_body_bytes)
+        self.bodies = BodyBudget(
+            settings.endpoint_picker_body_bytes,
+            settings.max_body_bytes,
+            GatewayLimit.ENDPOINT_PICKER_BODY_BYTES,
+            GatewayLimit.ENDPOINT_PICKER_CLIENT_BODY_BYTES,
+        )
         self.parts = Parts(picker, worker, self.bodies, settings, on_record)
         self._not_ready_reason = not_ready_reason
         self._max_streams = max_streams
@@ -124,7 +130,8 @@ class EndpointPicker:
         if self._streams >= self._max_streams:
             self._count("full")
             message = f"This endpoint picker has {self._streams} open requests, its limit."
-            full = Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(RETRY_SECONDS))
+            retry, limit = advise_retry(RETRY_SECONDS), GatewayLimit.ENDPOINT_PICKER_STREAMS
+            full = Rejection(RejectionReason.GATEWAY_FULL, message, retry=retry, limit=limit)
             await context.write(messages.immediate(*read_reply(self.parts.picker.reject(full))))
             return
         self._streams += 1
