@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from plimsoll.gateway.endpoint_picker import messages
+from plimsoll.gateway.endpoint_picker import server as endpoint_picker_server
 from plimsoll.gateway.endpoint_picker.exchange import Exchange
 from plimsoll.gateway.envoy.access_log import RequestOutcome
 from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.settings import ApiKeyMode
+from tests import http2_client
 from tests.gateway.endpoint_picker_harness import (
     BODY,
     PickerServer,
@@ -356,3 +358,12 @@ async def test_many_streams_that_vanish_leave_nothing() -> None:
         await wait_until(lambda: sum(server.inflight().values()) == 1, "only the last request is left")
         assert len(server.picker.queue) == 0
         assert server.server.bodies.reserved_bytes <= len(BODY)
+
+
+async def test_idle_connection_is_closed_and_streams_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_picker_server, "IDLE_SECONDS", 0.5)
+    async with serve(service(), pods=ENGINES) as server:
+        stream, _ = await server.ask()
+        await http2_client.wait_closed(server.port)
+        await end(server, stream)
+        assert server.inflight() == {}

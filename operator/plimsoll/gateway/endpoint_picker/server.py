@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 MAX_STREAMS: Final = 2000  # requests at once; each takes some 50 KB
 MAX_STREAM_SECONDS: Final = 7200.0  # of one request
+MAX_CONNECTIONS: Final = 1000  # further ones are closed; a gateway has one for each of its threads, or a few
+HANDSHAKE_SECONDS: Final = 5.0  # until a new connection speaks TLS and HTTP/2; gRPC's own limit is two minutes
+IDLE_SECONDS: Final = 60.0  # of a connection without a stream; a gateway's next request opens another one
 CLOSE_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 2.0  # when a stream may be free
 _REFUSED_STREAMS: Final = 500  # beyond MAX_STREAMS, which get a 429; further ones an error of gRPC
@@ -89,6 +92,9 @@ class EndpointPicker:
             ("grpc.max_metadata_size", 64 << 10),
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
+            ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
             ("grpc.so_reuseport", 0),  # a second process on the port is an error
         )
         server = grpc.aio.server(maximum_concurrent_rpcs=self._max_streams + _REFUSED_STREAMS, options=options)
