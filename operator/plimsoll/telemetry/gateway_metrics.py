@@ -46,7 +46,8 @@ GATEWAY_ADMISSION_DECISIONS = Counter(
 GATEWAY_CONNECTIONS_CUT = Counter(
     "plimsoll_gateway_connections_cut",
     "Connections to the picker's ports of probes, metrics and signals that were cut (reason: slow_request, without a "
-    "whole request for 5 seconds, too_many, above 512 at one port).",
+    "whole request for 5 seconds, too_many, above 512 at one port, slow_reader, a response unread for 30 seconds, or "
+    "beyond 8 such).",
     ["reason"],
     registry=GATEWAY,
 )
@@ -412,5 +413,5 @@ for _state in ("used", "ignored"):
     GATEWAY_INFERENCE_OBJECTIVES.labels(_state)
 for _state in ("accepted", "invalid", "excess"):
     GATEWAY_API_KEYS.labels(_state)
-for _reason in ("slow_request", "too_many"):
+for _reason in ("slow_request", "too_many", "slow_reader"):
     GATEWAY_CONNECTIONS_CUT.labels(_reason)
