@@ -279,6 +279,21 @@ async def test_serve_cuts_connection_without_request(tmp_path: Path, sent: bytes
         writer.close()
 
 
+async def test_serve_bounds_connections_without_handshake(tmp_path: Path) -> None:
+    pem, limits = make_certificate(tmp_path), server.ServerLimits(connections=2, head_seconds=60.0)
+    async with serving(tmp_path, FakeValidator(), limits) as url:
+        assert (await post(url, pem))[0] == 200
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        assert (await post(url, pem))[0] == 200
+        async with asyncio.timeout(20.0):
+            for reader, _ in silent[:3]:
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+        for _, writer in silent:
+            writer.close()
+
+
 async def test_serve_keeps_connection_of_answered_reviews(tmp_path: Path) -> None:
     """The API server has one connection for many reviews. Their bodies come in parts."""
     pem = make_certificate(tmp_path)

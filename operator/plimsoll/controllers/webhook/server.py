@@ -17,8 +17,9 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from plimsoll.adapters.connection_guard import ConnectionGuard
+from plimsoll.adapters.connection_guard import MAX_CONNECTIONS, ConnectionGuard
 from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.adapters.tls_listener import TlsListener
 from plimsoll.controllers.http_server import count_cut
 from plimsoll.controllers.isolation import ObjectErrors, supervise
 from plimsoll.controllers.operator_config import OperatorConfig
@@ -42,7 +43,7 @@ IDLE_SECONDS: Final = 120.0  # of a connection after an answer; the API server c
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of one server.
+    """Limits of one server. connections: those without a handshake too.
 
     head_seconds: for a TLS handshake, and for the head of a connection's first request.
     certificate_seconds: between two looks at the certificate's files. no_certificate_seconds: the same while there is
@@ -50,6 +51,7 @@ class ServerLimits:
     """
 
     bodies: BodyLimits = field(default_factory=BodyLimits)
+    connections: int = MAX_CONNECTIONS
     head_seconds: float = 5.0
     certificate_seconds: float = 30.0
     no_certificate_seconds: float = 5.0
@@ -79,12 +81,11 @@ async def serve(settings: WebhookSettings, validator: Validator, limits: ServerL
     )
     await runner.setup()
     assert runner.server is not None
-    guard = ConnectionGuard(runner.server, count_cut, head_seconds=limits.head_seconds, has_bodies=True)
+    guard = ConnectionGuard(
+        runner.server, count_cut, limits.connections, head_seconds=limits.head_seconds, has_bodies=True
+    )
     try:
-        listener = await asyncio.get_running_loop().create_server(
-            guard, port=settings.port, ssl=files.context, ssl_handshake_timeout=limits.head_seconds
-        )
-        with closing(listener):
+        with closing(TlsListener(guard, None, settings.port, files.context, limits.head_seconds)):
             while True:
                 await asyncio.sleep(limits.certificate_seconds)
                 await files.load()
