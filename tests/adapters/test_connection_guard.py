@@ -15,7 +15,7 @@ from plimsoll.adapters.connection_guard import ConnectionGuard, CutReason
 
 HEAD_S = 0.2
 WRITE_S = 1.0
-PAGE_BYTES = 32 << 20  # more than the sockets of both ends take
+PAGE_BYTES = 16 << 20  # more than the sockets of both ends take
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
@@ -36,7 +36,7 @@ async def until_cut(reader: asyncio.StreamReader) -> bytes:
     found = b""
     async with asyncio.timeout(10.0):
         with contextlib.suppress(ConnectionError):
-            while data := await reader.read(1000):
+            while data := await reader.read(1 << 20):
                 found += data
     return found
 
@@ -119,6 +119,7 @@ async def test_silent_connections_end_and_idle_ones_stay(server: Server) -> None
 
 
 async def ask_for_page(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    server.guard.head_seconds = 60.0
     return await server.connect(b"GET /page HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
 
 
@@ -133,6 +134,7 @@ async def test_page_that_is_not_read_is_cut(server: Server) -> None:
 
 
 async def test_page_that_is_read_is_whole(server: Server) -> None:
+    server.guard.write_seconds = 60.0
     reader, writer = await ask_for_page(server)
     assert len(await until_cut(reader)) > PAGE_BYTES
     writer.close()
