@@ -16,7 +16,11 @@ from launcher.contract import IMAGE_ROOT, Contract
 from launcher.settings import LoraBounds, PodGroup, Settings, SettingsError
 from launcher.tls import EngineTls
 
-RUNTIME_PROGRAMS = {"vllm": ("vllm", "serve"), "simulated": ("python3", "-m", "simulated", "serve")}
+FAST_IMPORT = ("python3", "-P", "-m", "launcher.fast_import")  # becomes the program that follows
+RUNTIME_PROGRAMS = {
+    "vllm": (*FAST_IMPORT, "vllm", "serve"),
+    "simulated": ("python3", "-m", "simulated", "serve"),
+}
 FETCH = ("python3", "-P", "-m", "launcher.fetch")  # becomes the engine once the model is there
 MIDDLEWARE = "launcher.middleware.Plimsoll"
 HEALTH_PATH = "/health"

@@ -10,9 +10,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from plimsoll.adapters import connection_guard
 from plimsoll.adapters.connection_guard import ConnectionGuard, CutReason
 
 HEAD_S = 0.2
+WRITE_S = 1.0
+PAGE_BYTES = 16 << 20  # more than the sockets of both ends take
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
@@ -33,7 +36,7 @@ async def until_cut(reader: asyncio.StreamReader) -> bytes:
     found = b""
     async with asyncio.timeout(10.0):
         with contextlib.suppress(ConnectionError):
-            while data := await reader.read(1000):
+            while data := await reader.read(1 << 20):
                 found += data
     return found
 
@@ -43,12 +46,16 @@ async def server() -> AsyncIterator[Server]:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text="ok")
 
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=bytes(PAGE_BYTES))
+
     app, cuts = web.Application(), list[CutReason]()
+    app.router.add_get("/page", page)
     app.router.add_get("/", answer)
     runner = web.AppRunner(app)
     await runner.setup()
     assert runner.server is not None
-    guard = ConnectionGuard(runner.server, cuts.append, max_connections=3, head_seconds=HEAD_S)
+    guard = ConnectionGuard(runner.server, cuts.append, max_connections=3, head_seconds=HEAD_S, write_seconds=WRITE_S)
     listener = await asyncio.get_running_loop().create_server(guard, "127.0.0.1", 0)
     yield Server(listener.sockets[0].getsockname()[1], cuts, guard)
     listener.close()
@@ -109,3 +116,40 @@ async def test_silent_connections_end_and_idle_ones_stay(server: Server) -> None
     for reader, writer in silent:
         assert await until_cut(reader) == b""
         writer.close()
+
+
+async def ask_for_page(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    server.guard.head_seconds = 60.0
+    return await server.connect(b"GET /page HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+
+
+async def test_page_that_is_not_read_is_cut(server: Server) -> None:
+    reader, writer = await ask_for_page(server)
+    async with asyncio.timeout(10.0):
+        while not server.cuts:
+            await asyncio.sleep(0.05)
+    assert (server.cuts, server.guard.open) == ([CutReason.SLOW_READER], 0)
+    assert len(await until_cut(reader)) < PAGE_BYTES
+    writer.close()
+
+
+async def test_page_that_is_read_is_whole(server: Server) -> None:
+    server.guard.write_seconds = 60.0
+    reader, writer = await ask_for_page(server)
+    assert len(await until_cut(reader)) > PAGE_BYTES
+    writer.close()
+    assert server.cuts == []
+
+
+async def test_surplus_unread_page_replaces_the_oldest(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_guard, "MAX_UNREAD", 1)
+    server.guard.write_seconds = 60.0
+    _, first = await ask_for_page(server)
+    await asyncio.sleep(HEAD_S)
+    _, second = await ask_for_page(server)
+    async with asyncio.timeout(10.0):
+        while not server.cuts:
+            await asyncio.sleep(0.05)
+    assert (server.cuts, server.guard.open) == ([CutReason.SLOW_READER], 1)
+    first.close()
+    second.close()

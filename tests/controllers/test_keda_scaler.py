@@ -18,6 +18,7 @@ from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.resources.platform_config import KedaScalerSettings
 from plimsoll.sim.policies import hpa
 from plimsoll.telemetry import operator_metrics
+from tests import http2_client
 
 Call = Callable[..., Awaitable[Any]]
 METHODS = {
@@ -309,4 +310,17 @@ async def test_silent_connections_leave_room_for_keda(monkeypatch: pytest.Monkey
             writer.close()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         assert (await Client(channel).error(service="chat"))[0] == "NOT_FOUND"
+    await running.stop(0)
+
+
+async def test_idle_connection_is_closed_and_streams_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
+    known = {("team", "chat"): service(serve=1)}
+    running, port = await server.KedaScaler(known.get, interval_s=0.01).start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stream = Client(channel).stream(service="chat")
+        assert (await stream.read()).result is True
+        await http2_client.wait_closed(port)
+        known["team", "chat"] = service(serve=0)
+        assert (await stream.read()).result is False
     await running.stop(0)

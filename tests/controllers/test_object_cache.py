@@ -6,9 +6,13 @@ import asyncio
 import copy
 import gc
 import weakref
+from typing import Any
+
+import pytest
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers import object_cache
 from plimsoll.controllers.object_cache import SLICE_SIZE, Key, ObjectCache
 from plimsoll.core.errors import InvalidSpec
 from tests import builders
@@ -37,6 +41,42 @@ def test_put_of_deleted_predecessor_is_ignored() -> None:
     found = store.get(labels.KIND, ("team", "chat"))
     assert found is not None
     assert found["metadata"]["uid"] == live["metadata"]["uid"]
+
+
+def with_version(obj: dict[str, Any], version: int) -> dict[str, Any]:
+    return obj | {"metadata": obj["metadata"] | {"resourceVersion": str(version)}}
+
+
+def test_put_of_deleted_object_is_ignored() -> None:
+    """The answer to a write may come after the watch has brought the deletion."""
+    store, live = ObjectCache(), builders.deployment(builders.service(), "decode")
+    store.put(with_version(live, 10))
+    store.delete(with_version(live, 12))
+    store.put(with_version(live, 11))
+    assert store.get("Deployment", ("team", "chat-decode")) is None
+    successor = with_version(live, 11)
+    successor["metadata"]["uid"] = "successor"
+    store.put(successor)
+    assert store.get("Deployment", ("team", "chat-decode")) is not None
+
+
+def test_put_after_delete_of_a_later_version_returns() -> None:
+    """A watch says that an object is deleted, too, if its labels are not selected any more."""
+    store, live = ObjectCache(), builders.deployment(builders.service(), "decode")
+    store.put(with_version(live, 10))
+    store.delete(with_version(live, 12))
+    store.put(with_version(live, 13))
+    assert store.get("Deployment", ("team", "chat-decode")) is not None
+
+
+def test_memory_of_deleted_objects_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_cache, "MAX_DELETED", 2)
+    store, live = ObjectCache(), builders.deployment(builders.service(), "decode")
+    for uid in ("a", "b", "c"):
+        one = with_version(live, 10)
+        one["metadata"]["uid"] = uid
+        store.delete(one)
+    assert list(store._deleted) == ["b", "c"]
 
 
 def test_remove_of_earlier_uid_is_ignored() -> None:

@@ -26,6 +26,7 @@ from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.webhook import server
 from plimsoll.controllers.webhook.certificate import CertificateFiles
 from plimsoll.controllers.webhook.review import MalformedReview, answer
+from plimsoll.controllers.webhook.review_bodies import BodyLimits
 from plimsoll.controllers.webhook.service_index import ServiceIndex, essentials
 from plimsoll.controllers.webhook.validation import ValidationResult
 from plimsoll.core.routing.model_names import read_claim
@@ -186,7 +187,7 @@ async def test_serve_answers_over_tls(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [(b"{", 400), (b"{}", 400), (b"x" * (server.MAX_REVIEW_BYTES + 1), 413)],
+    [(b"{", 400), (b"{}", 400), (b"x" * (BodyLimits().body_bytes + 1), 413)],
 )
 async def test_serve_refuses_what_it_cannot_read(tmp_path: Path, body: bytes, status: int) -> None:
     pem, before = make_certificate(tmp_path), counts()
@@ -205,20 +206,62 @@ async def test_serve_accepts_the_largest_objects(tmp_path: Path) -> None:
     assert len(validator.requested) == 1
 
 
-async def test_serve_bounds_reviews_at_once(tmp_path: Path) -> None:
-    """A client that sends slowly holds one of the slots, until it is given up."""
-    pem, trust = make_certificate(tmp_path), ssl.create_default_context(cafile=str(tmp_path / CERTIFICATE_FILE))
-    async with serving(tmp_path, FakeValidator(), server.ServerLimits(concurrent_reviews=1, read_seconds=4.0)) as url:
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def begin_review(url: str, pem: str, sent: bytes) -> Connection:
+    """A review of which all but the last byte is sent."""
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=ssl.create_default_context(cadata=pem))
+    writer.write(f"POST {server.PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(sent) + 1}\r\n\r\n".encode() + sent)
+    await writer.drain()
+    return reader, writer
+
+
+async def end_review(connection: Connection) -> bytes:
+    """The status of its answer, without its last byte."""
+    reader, writer = connection
+    async with asyncio.timeout(10.0):
+        status = (await reader.readline()).split()[1]
+    writer.close()
+    return status
+
+
+async def test_serve_answers_while_many_send_slowly(tmp_path: Path) -> None:
+    pem, limits = make_certificate(tmp_path), server.ServerLimits(BodyLimits(max_bodies=4, seconds=3.0))
+    async with serving(tmp_path, FakeValidator(), limits) as url:
         assert (await post(url, pem))[0] == 200
-        port = int(url.rpartition(":")[2].partition("/")[0])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
-        writer.write(f"POST {server.PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
-        await writer.drain()
-        while (await post(url, pem))[0] != 503:  # until the server has read the head of the slow one
-            await asyncio.sleep(0.01)
-        assert b" 408 " in await reader.readline()
+        slow = [await begin_review(url, pem, b"{") for _ in range(6)]
+        for _ in range(10):
+            assert (await post(url, pem))[0] == 200
+        statuses = [await end_review(one) for one in slow]
+    assert statuses == [b"503"] * 3 + [b"408"] * 3  # beyond the number, the longest goes first
+
+
+async def test_serve_bounds_bytes_of_unfinished_reviews(tmp_path: Path) -> None:
+    """The largest one is given up, and reviews of a common size are answered."""
+    pem, limits = make_certificate(tmp_path), server.ServerLimits(BodyLimits(max_bytes=300_000, seconds=3.0))
+    async with serving(tmp_path, FakeValidator(), limits) as url:
         assert (await post(url, pem))[0] == 200
+        large = await begin_review(url, pem, b" " * 200_000)
+        small = [await begin_review(url, pem, b" " * 90_000) for _ in range(2)]
+        assert await end_review(large) == b"503"
+        assert (await post(url, pem))[0] == 200
+        assert [await end_review(one) for one in small] == [b"408"] * 2
+
+
+async def test_serve_counts_client_that_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pem, before = make_certificate(tmp_path), counts()
+    async with serving(tmp_path, FakeValidator()) as url:
+        assert (await post(url, pem))[0] == 200
+        _, writer = await begin_review(url, pem, b"{")
+        await asyncio.sleep(0.2)
         writer.close()
+        async with asyncio.timeout(5.0):
+            while counts()["failed"] == before["failed"]:
+                await asyncio.sleep(0.01)
+        assert (await post(url, pem))[0] == 200
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("sent", [None, b"", b"POST /validate HT"], ids=["no handshake", "silent", "slow head"])
@@ -234,6 +277,21 @@ async def test_serve_cuts_connection_without_request(tmp_path: Path, sent: bytes
             with suppress(ConnectionError):
                 assert await reader.read() == b""
         writer.close()
+
+
+async def test_serve_bounds_connections_without_handshake(tmp_path: Path) -> None:
+    pem, limits = make_certificate(tmp_path), server.ServerLimits(connections=2, head_seconds=60.0)
+    async with serving(tmp_path, FakeValidator(), limits) as url:
+        assert (await post(url, pem))[0] == 200
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        assert (await post(url, pem))[0] == 200
+        async with asyncio.timeout(20.0):
+            for reader, _ in silent[:3]:
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+        for _, writer in silent:
+            writer.close()
 
 
 async def test_serve_keeps_connection_of_answered_reviews(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ def value(argv: list[str], flag: str) -> str:
 
 def test_engine_argv_order_is_model_defaults_user_contract() -> None:
     argv = built(PLIMSOLL_DEFAULT_ARGS='["--dtype","auto"]', PLIMSOLL_ARGS='["--dtype","float32"]')
-    assert argv[:3] == ["vllm", "serve", "org/model"]
-    assert argv[5:9] == ["--dtype", "auto", "--dtype", "float32"]
+    assert argv[:7] == [*command.FAST_IMPORT, "vllm", "serve", "org/model"]
+    assert argv[9:13] == ["--dtype", "auto", "--dtype", "float32"]
     assert argv.index("--port") > argv.index("float32")
     assert value(argv, "--port") == "8000"
 
@@ -32,9 +32,9 @@ def test_engine_argv_order_is_model_defaults_user_contract() -> None:
 def test_engine_argv_simulated_runtime_takes_same_flags(role: str) -> None:
     more = {"PLIMSOLL_ROLE": role, "PLIMSOLL_ARGS": '["--max-num-seqs","16"]', "PLIMSOLL_MODEL_REVISION": "abc"}
     real, light = built(**more), built(PLIMSOLL_RUNTIME="simulated", **more)
-    assert real[:2] == ["vllm", "serve"]
+    assert real[:6] == [*command.FAST_IMPORT, "vllm", "serve"]
     assert light[:4] == ["python3", "-m", "simulated", "serve"]
-    assert light[4:] == real[2:]
+    assert light[4:] == real[6:]
 
 
 def test_engine_environment_simulated_runtime_finds_package() -> None:

@@ -95,6 +95,7 @@ class PickerServer:
         self._worker = ParseWorker()
         self.server = EndpointPicker(picker, self._worker, settings, lambda: self.reason, self._on_record, max_streams)
         self.channel: grpc.aio.Channel
+        self.port: int
 
     def _on_record(self, record: AccessRecord) -> None:
         self.records.append(record)
@@ -151,6 +152,7 @@ async def serve(
         picker.set_catalog(make_catalog(services, pods))
     made = PickerServer(picker, PickerSettings(**settings), max_streams)
     running, port = await made.server.start("127.0.0.1:0")
+    made.port = port
     options = (("grpc.use_local_subchannel_pool", 1),)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as made.channel:
         try:

@@ -20,11 +20,13 @@ from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import ErrorResponse, from_header
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.settings import TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
+from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import LIMITS, Object, pod, service, split, with_healthy
 
 START_UNIX_S = 1_800_000_000.0  # the moment at which the monotonic clock is 0
@@ -270,3 +272,9 @@ def rejection_of(reply: Reply) -> ErrorResponse:
 def picked_engine(reply: Reply) -> str:
     """The engine that a request was sent to."""
     return response_headers(reply)["x-plimsoll-endpoint"].split(",")[0]
+
+
+def times_reached(limit: GatewayLimit) -> float:
+    """How often a limit of the gateway was reached."""
+    labels = {"limit": limit.value}
+    return gateway_metrics.GATEWAY.get_sample_value("plimsoll_gateway_limit_reached_total", labels) or 0.0

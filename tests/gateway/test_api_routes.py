@@ -11,10 +11,18 @@ import pytest
 from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import ROUTES, paths_of, route_of
 from plimsoll.gateway.errors import ErrorShape, from_header
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.picker import Reply
 from plimsoll.gateway.unbooked import MAX_CLIENT_PER_ENGINE, MAX_PER_ENGINE
 from tests.gateway.kube_objects import Object, pod, service
-from tests.gateway.picker_harness import PickerHarness, engine_names, picked_engine, response_headers, service_with_slo
+from tests.gateway.picker_harness import (
+    PickerHarness,
+    engine_names,
+    picked_engine,
+    response_headers,
+    service_with_slo,
+    times_reached,
+)
 
 MESSAGES, EMBEDDINGS, TOKENIZE = "/v1/messages", "/v1/embeddings", "/tokenize"
 
@@ -122,10 +130,12 @@ def test_token_requests_are_bounded_per_engine(engines: int) -> None:
     def ask() -> Reply:
         return check_request(harness, TOKENIZE, f"10.9.0.{next(sources) % 200}", prompt="a")
 
+    before = times_reached(GatewayLimit.TOKEN_REQUESTS)
     replies = [ask() for _ in range(engines * MAX_PER_ENGINE)]
     assert {response_headers(one)[":status"] for one in replies} == {"200"}
     status, body = error_of(ask())
     assert (status, body["error"]["code"]) == (429, "gateway_full")
+    assert times_reached(GatewayLimit.TOKEN_REQUESTS) == before + 1
     harness.complete(replies[0])  # type: ignore[arg-type]
     assert response_headers(ask())[":status"] == "200"
     assert harness.service()["requests"]["arrived"] == 0
@@ -138,9 +148,11 @@ def test_token_requests_of_one_client_leave_room() -> None:
     def ask(source: str) -> Reply:
         return check_request(harness, TOKENIZE, source, prompt="a")
 
+    before = times_reached(GatewayLimit.CLIENT_TOKEN_REQUESTS)
     replies = [ask(hostile) for _ in range(MAX_CLIENT_PER_ENGINE)]
     status, body = error_of(ask(hostile))
     assert (status, body["error"]["code"]) == (429, "gateway_full")
+    assert times_reached(GatewayLimit.CLIENT_TOKEN_REQUESTS) == before + 1
     assert "48 requests like /tokenize of this client each" in body["error"]["message"]
     assert response_headers(ask("10.0.0.2"))[":status"] == "200"
     harness.complete(replies[0])  # type: ignore[arg-type]

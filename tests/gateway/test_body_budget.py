@@ -8,6 +8,7 @@ import pytest
 
 from plimsoll.gateway.body_budget import IDLE_AGE_SECONDS, MAX_AGE_SECONDS, MAX_ENDED, BodyBudget
 from plimsoll.gateway.errors import RejectionReason
+from plimsoll.gateway.gateway_limit import GatewayLimit
 
 LIMIT, LARGEST = 100, 60
 CLIENTS = map(str, itertools.count())  # each body of another one
@@ -23,7 +24,7 @@ def test_room_is_refused_beyond_limit_and_given_back(budget: BodyBudget) -> None
     assert budget.reserve("b", b"50", 0.0, next(CLIENTS)) is None
     rejection = budget.reserve("c", b"1", 0.0, next(CLIENTS))
     assert rejection is not None
-    assert rejection.reason is RejectionReason.GATEWAY_FULL
+    assert (rejection.reason, rejection.limit) == (RejectionReason.GATEWAY_FULL, GatewayLimit.BODY_BYTES)
     budget.release("a")
     assert budget.reserve("c", b"50", 0.0, next(CLIENTS)) is None
     assert budget.reserved_bytes == 100
@@ -46,7 +47,7 @@ def test_one_client_leaves_room_to_others(budget: BodyBudget) -> None:
         assert budget.reserve(f"hostile-{n}", b"25", 0.0, "hostile") is None
     rejection = budget.reserve("hostile", b"1", 0.0, "hostile")
     assert rejection is not None
-    assert rejection.reason is RejectionReason.GATEWAY_FULL
+    assert (rejection.reason, rejection.limit) == (RejectionReason.GATEWAY_FULL, GatewayLimit.CLIENT_BODY_BYTES)
     assert "for this client" in rejection.message
     assert budget.reserve("good", b"25", 0.0, "good") is None
     budget.record("hostile-0", 5, 0.0)  # the true size

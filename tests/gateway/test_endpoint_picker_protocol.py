@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from plimsoll.gateway.endpoint_picker import messages
+from plimsoll.gateway.endpoint_picker import server as endpoint_picker_server
 from plimsoll.gateway.endpoint_picker.exchange import Exchange
 from plimsoll.gateway.envoy.access_log import RequestOutcome
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.settings import ApiKeyMode
+from tests import http2_client
 from tests.gateway.endpoint_picker_harness import (
     BODY,
     PickerServer,
@@ -26,7 +29,7 @@ from tests.gateway.endpoint_picker_harness import (
 )
 from tests.gateway.kube_objects import pod, service
 from tests.gateway.one_queue_harness import Gateways
-from tests.gateway.picker_harness import engine_names, service_with_slo
+from tests.gateway.picker_harness import engine_names, service_with_slo, times_reached
 from tests.gateway.stack import wait_until
 
 pytestmark = pytest.mark.asyncio
@@ -276,12 +279,14 @@ async def test_garbage_ends_its_stream_only() -> None:
 
 
 async def test_too_many_streams_get_429() -> None:
+    before = times_reached(GatewayLimit.ENDPOINT_PICKER_STREAMS)
     async with serve(service(), pods=ENGINES, max_streams=2) as server:
         held = [await server.ask() for _ in range(2)]
         _, response = await server.ask(first_message())
         status, code, headers = error_of(response)
         assert (status, code) == (429, "gateway_full")
         assert int(headers["retry-after"]) > 0
+        assert times_reached(GatewayLimit.ENDPOINT_PICKER_STREAMS) == before + 1
         await end(server, held[0][0])
         _, response = await server.ask()
         assert set_headers(response)[DESTINATION] in (A, B)
@@ -308,6 +313,7 @@ async def test_body_beyond_the_limit_gets_413(headers: dict[str, str]) -> None:
 
 async def test_bodies_share_one_budget() -> None:
     """Two bodies of 40 MiB do not fit 64 MiB; the second may come when the first one is gone."""
+    before = times_reached(GatewayLimit.ENDPOINT_PICKER_BODY_BYTES)
     async with serve(service(), pods=ENGINES, max_body_bytes=40 << 20) as server:
         large = first_message({"content-length": str(40 << 20)})
         held = server.stream()
@@ -315,6 +321,7 @@ async def test_bodies_share_one_budget() -> None:
         await wait_until(lambda: server.server.bodies.reserved_bytes > 0, "the first body has its room")
         _, response = await server.ask(large)
         assert error_of(response)[:2] == (429, "gateway_full")
+        assert times_reached(GatewayLimit.ENDPOINT_PICKER_BODY_BYTES) == before + 1
         await end(server, held)
         assert server.server.bodies.reserved_bytes == 0
 
@@ -351,3 +358,12 @@ async def test_many_streams_that_vanish_leave_nothing() -> None:
         await wait_until(lambda: sum(server.inflight().values()) == 1, "only the last request is left")
         assert len(server.picker.queue) == 0
         assert server.server.bodies.reserved_bytes <= len(BODY)
+
+
+async def test_idle_connection_is_closed_and_streams_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_picker_server, "IDLE_SECONDS", 0.5)
+    async with serve(service(), pods=ENGINES) as server:
+        stream, _ = await server.ask()
+        await http2_client.wait_closed(server.port)
+        await end(server, stream)
+        assert server.inflight() == {}

@@ -15,7 +15,7 @@ import pytest_asyncio
 import yaml
 
 from plimsoll.core.units import parse_quantity
-from plimsoll.gateway.envoy.admin import Limit
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from tests.gateway.kube_objects import pod, service
 from tests.gateway.quantity_attacks import BODY_BYTES, HEAD, flood, half_send, half_send_http2, peak_bytes, slow_reader
 from tests.gateway.stack import ROOT, TIMEOUT_S, GatewayStack, stop, wait_until
@@ -172,7 +172,7 @@ async def test_connections_beyond_limit_are_refused(tmp_path_factory: pytest.Tem
             connections.append(await asyncio.open_connection("127.0.0.1", stack.settings.port))
 
         async def refused() -> int:
-            return (await stack.admin.stats()).reached[Limit.CONNECTIONS]
+            return (await stack.admin.stats()).reached[GatewayLimit.CONNECTIONS]
 
         async def are_refused() -> bool:
             return await refused() >= 50

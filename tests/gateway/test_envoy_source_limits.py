@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from plimsoll.gateway.envoy.admin import Limit
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.settings import PickerSettings
 from tests.gateway.kube_objects import pod, service
 from tests.gateway.stack import TIMEOUT_S, GatewayStack, wait_until
@@ -81,7 +81,7 @@ async def test_one_source_leaves_connections_to_others(gateway: GatewayStack) ->
         assert await served(gateway, OTHERS) >= len(OTHERS) - 3
 
         async def is_counted() -> bool:
-            return (await gateway.admin.stats()).reached[Limit.SOURCE_CONNECTIONS] >= 20
+            return (await gateway.admin.stats()).reached[GatewayLimit.SOURCE_CONNECTIONS] >= 20
 
         await wait_until(is_counted, "the refused connections are counted")
     finally:
@@ -110,7 +110,7 @@ async def test_silent_sockets_leave_connections_to_others(gateway: GatewayStack)
 
         await wait_until(are_open, "Envoy has the silent sockets")
         assert await served(gateway, OTHERS) == len(OTHERS)
-        assert (await gateway.admin.stats()).reached[Limit.CONNECTIONS] == 0
+        assert (await gateway.admin.stats()).reached[GatewayLimit.CONNECTIONS] == 0
 
 
 async def test_negative_limit_is_refused() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from plimsoll.adapters.kube_client import WatchEvent
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.identity import ANONYMOUS, CLOCK_SKEW_S, Authenticator, Identity, source_network
 from plimsoll.gateway.model_progress import (
     EVENT_SECONDS,
@@ -18,7 +19,6 @@ from plimsoll.gateway.model_progress import (
     STREAM_SECONDS,
     ModelProgress,
     ModelState,
-    StreamLimit,
     state_of,
 )
 from plimsoll.gateway.routes import wants_events
@@ -26,7 +26,7 @@ from plimsoll.gateway.settings import ApiKeyMode
 from plimsoll.telemetry import gateway_metrics
 from tests.gateway.api_key_secrets import key_of, key_secret
 from tests.gateway.kube_objects import Object, pod, service
-from tests.gateway.picker_harness import PickerHarness, service_with_slo
+from tests.gateway.picker_harness import PickerHarness, service_with_slo, times_reached
 from tests.gateway.test_next_engine import deleted, with_status
 
 SOURCE = "10.0.0.9"
@@ -132,26 +132,34 @@ async def first_parts(streams: list[AsyncIterator[bytes]]) -> list[bytes]:
     return await asyncio.gather(*(anext(stream) for stream in streams))
 
 
-def refused(limit: StreamLimit) -> float:
-    return float(gateway_metrics.GATEWAY_PROGRESS_STREAMS_REFUSED.labels(limit.value)._value.get())
-
-
 @pytest.mark.parametrize(
-    ("limit", "message"),
+    ("limit", "bound", "message"),
     [
-        (StreamLimit.CLIENT, "This client has 32 event streams of models open at this gateway instance already"),
-        (StreamLimit.MODEL, "Model 'team/one' has 128 event streams of models open at this gateway instance already"),
-        (StreamLimit.GATEWAY, "This gateway instance has 256 event streams of models open already, its limit."),
+        (
+            GatewayLimit.CLIENT_PROGRESS_STREAMS,
+            32,
+            "This client has 32 event streams of models open at this gateway instance already",
+        ),
+        (
+            GatewayLimit.MODEL_PROGRESS_STREAMS,
+            128,
+            "Model 'team/one' has 128 event streams of models open at this gateway instance already",
+        ),
+        (
+            GatewayLimit.PROGRESS_STREAMS,
+            256,
+            "This gateway instance has 256 event streams of models open already, its limit.",
+        ),
     ],
 )
-async def test_streams_are_limited(limit: StreamLimit, message: str) -> None:
+async def test_streams_are_limited(limit: GatewayLimit, bound: int, message: str) -> None:
     services = ("one", "two", "three")
     progress = progress_of(PickerHarness(*(service_with_slo(name) for name in services)))
-    before, count = refused(limit), limit.streams
+    before, count = times_reached(limit), bound
     streams = []
     for number in range(count + 1):
-        name = services[min(2, number // MAX_MODEL_STREAMS)] if limit is StreamLimit.GATEWAY else "one"
-        source = SOURCE if limit is StreamLimit.CLIENT else f"10.0.0.{number // MAX_CLIENT_STREAMS}"
+        name = services[min(2, number // MAX_MODEL_STREAMS)] if limit is GatewayLimit.PROGRESS_STREAMS else "one"
+        source = SOURCE if limit is GatewayLimit.CLIENT_PROGRESS_STREAMS else f"10.0.0.{number // MAX_CLIENT_STREAMS}"
         streams.append(opened(progress, f"team/{name}" if number % 2 == 0 else name, source))
     heads = await first_parts(streams)
     assert all(head.startswith(b"HTTP/1.1 200 OK") for head in heads[:-1])
@@ -159,8 +167,8 @@ async def test_streams_are_limited(limit: StreamLimit, message: str) -> None:
     assert heads[-1].startswith(b"HTTP/1.1 429 ")
     assert b"retry-after: 10\r\n" in heads[-1]
     assert message in heads[-1].decode()
-    assert refused(limit) == before + 1
-    if limit is not StreamLimit.GATEWAY:
+    assert times_reached(limit) == before + 1
+    if limit is not GatewayLimit.PROGRESS_STREAMS:
         assert (await anext(opened(progress, "two", "10.0.1.1"))).startswith(b"HTTP/1.1 200 OK")
     await asyncio.gather(*(stream.aclose() for stream in streams))  # type: ignore[attr-defined]
     assert (await anext(opened(progress, "one"))).startswith(b"HTTP/1.1 200 OK")

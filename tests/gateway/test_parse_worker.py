@@ -25,6 +25,7 @@ from plimsoll.gateway import parse_worker
 from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.errors import Rejection, RejectionReason, to_response
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.http1 import HttpRequest
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.parse_worker import ParseWorker
@@ -67,10 +68,6 @@ class Order:
         return asyncio.create_task(parse())
 
 
-def refused(limit: str) -> float:
-    return gateway_metrics.GATEWAY.get_sample_value("plimsoll_gateway_parses_refused_total", {"limit": limit}) or 0.0
-
-
 def waiting_bytes() -> float | None:
     return gateway_metrics.GATEWAY.get_sample_value("plimsoll_gateway_parse_bytes")
 
@@ -87,14 +84,14 @@ async def test_clients_take_turns_in_the_worker(worker: ParseWorker) -> None:
 
 async def test_bodies_of_one_client_are_bounded_with_429(worker: ParseWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parse_worker, "MAX_CLIENT_BYTES", 4 * MIB)
-    order, before = Order(worker), refused("client")
+    order = Order(worker)
     tasks = [order.send("hostile", body(MIB)) for _ in range(7)]
     await asyncio.sleep(0)
     assert waiting_bytes() == parse_worker.MAX_CLIENT_BYTES
     tasks.append(order.send("good", body(MIB)))
     results = await asyncio.gather(*tasks)
     rejections = [result for result in results if isinstance(result, Rejection)]
-    assert len(rejections) == refused("client") - before == 3
+    assert [rejection.limit for rejection in rejections] == [GatewayLimit.CLIENT_PARSE_BYTES] * 3
     assert isinstance(results[-1], ParsedRequest)
     reply = to_response(rejections[0], Random(0))
     assert (reply.status, reply.error["code"], "retry-after" in reply.headers) == (429, "gateway_full", True)
@@ -102,10 +99,10 @@ async def test_bodies_of_one_client_are_bounded_with_429(worker: ParseWorker, mo
 
 async def test_bodies_of_all_clients_are_bounded(worker: ParseWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parse_worker, "MAX_BYTES", 2 * MIB)
-    order, before = Order(worker), refused("gateway")
+    order = Order(worker)
     results = await asyncio.gather(*(order.send(f"client-{n}", body(MIB)) for n in range(3)))
-    assert [r.reason for r in results if isinstance(r, Rejection)] == [RejectionReason.GATEWAY_BUSY]
-    assert refused("gateway") - before == 1
+    rejections = [(r.reason, r.limit) for r in results if isinstance(r, Rejection)]
+    assert rejections == [(RejectionReason.GATEWAY_BUSY, GatewayLimit.PARSE_BYTES)]
 
 
 async def test_single_body_above_the_clients_bound_is_parsed(

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from plimsoll.gateway.atomic_write import write_if_changed
-from plimsoll.gateway.envoy.admin import ClustersParser, Limit, parse_stats
+from plimsoll.gateway.envoy.admin import ClustersParser, parse_stats
 from plimsoll.gateway.envoy.body_filters import rate_policy
 from plimsoll.gateway.envoy.bootstrap import write_files
 from plimsoll.gateway.envoy.listener import listener_resource
@@ -26,6 +26,7 @@ from plimsoll.gateway.envoy.xds import (
     XdsResource,
     XdsSnapshot,
 )
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.service_catalog import ServiceCatalog
 from plimsoll.gateway.settings import PickerSettings, Plaintext
 from tests.gateway.envoy_binary import ENVOY
@@ -266,15 +267,15 @@ def test_stats_parser_reads_limits() -> None:
     stats = parse_stats(STATS_TEXT)
     assert (stats.failed_open, stats.active, stats.connections, stats.heap_ratio) == (3, 4, 5 + 16, 0.42)
     assert stats.reached == {
-        Limit.BODY_BYTES: 14,
-        Limit.CONNECTIONS: 10,
-        Limit.SOURCE_CONNECTIONS: 15,
-        Limit.FIRST_BYTE_TIME: 11,
-        Limit.HEADERS_TIME: 7,
-        Limit.BODY_TIME: 6,
-        Limit.HEAP_REQUESTS: 8,
-        Limit.HEAP_CONNECTIONS: 12,
-        Limit.HEAP_STREAMS: 13,
+        GatewayLimit.BODY_BYTES_WITHOUT_PICKER: 14,
+        GatewayLimit.CONNECTIONS: 10,
+        GatewayLimit.SOURCE_CONNECTIONS: 15,
+        GatewayLimit.FIRST_BYTE_TIME: 11,
+        GatewayLimit.HEADERS_TIME: 7,
+        GatewayLimit.BODY_TIME: 6,
+        GatewayLimit.HEAP_REQUESTS: 8,
+        GatewayLimit.HEAP_CONNECTIONS: 12,
+        GatewayLimit.HEAP_STREAMS: 13,
     }
     assert set(parse_stats("").reached.values()) == {0}
 

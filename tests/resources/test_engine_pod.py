@@ -288,7 +288,12 @@ def test_pod_cache_of_the_node_must_exist() -> None:
 )
 def test_compiled_code_outlives_the_pod_on_the_services_volume(uri: str, cache: Object, folder: str) -> None:
     made = environment(rendered(model={"uri": uri, "cache": cache}))
-    names = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
+    names = {
+        "VLLM_CACHE_ROOT": "vllm",
+        "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+        "TRITON_CACHE_DIR": "triton",
+        "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    }
     assert {name: made[name] for name in names} == {name: f"{folder}/{last}" for name, last in names.items()}
     assert made["VLLM_ENABLE_STARTUP_PLAN"] == "1"
 

@@ -21,19 +21,24 @@ RETRY_SECONDS: Final = 0.1  # after a connection that could not be accepted, suc
 
 
 class TlsListener:
-    """Listens until it is closed. Make it in the event loop; it raises OSError if the port is taken."""
+    """Listens until it is closed. Make it in the event loop; it raises OSError if the port is taken.
+
+    address: None for all of IPv4 and IPv6, where the host has both.
+    """
 
     def __init__(
         self,
         guard: ConnectionGuard,
-        address: str,
+        address: str | None,
         port: int,
         tls: ssl.SSLContext,
         handshake_seconds: float = HANDSHAKE_SECONDS,
     ) -> None:
         self._guard, self._tls, self._handshake_seconds = guard, tls, handshake_seconds
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server((address, port), family=family, backlog=BACKLOG)
+        is_dual = address is None and socket.has_dualstack_ipv6()
+        host = address if address is not None else "::" if is_dual else ""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
         self._socket.setblocking(False)
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept())

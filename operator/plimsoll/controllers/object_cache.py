@@ -1,7 +1,8 @@
 """Cache of the watched objects, with the newest version of each.
 
 The API server answers a write with the resulting object, which is put into the cache at once. The operator thus reads
-its own writes. An older version that arrives later through a watch is ignored.
+its own writes. An older version that arrives later through a watch is ignored. So is an answer that arrives after the
+object's deletion: the cache remembers the UIDs and versions of the latest deleted objects.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from plimsoll.core.routing.model_names import NameClaim, read_claims
 Object = dict[str, Any]
 Key = tuple[str, str]  # namespace, name
 SLICE_SIZE = 50  # objects of a list that are put at once
+MAX_DELETED = 10_000  # UIDs that are remembered; an answer comes within seconds of its request
 
 
 def key_of(obj: Object) -> Key:
@@ -71,17 +73,19 @@ class ObjectCache:
         self._on_change = on_change
         self._gpu_resource = gpu_resource
         self._services_in: Counter[str] = Counter()  # by namespace
+        self._deleted: dict[str, int] = {}  # resourceVersion of the deletion by UID, the earliest first
 
     def put(self, obj: Object, *, notify: bool = True) -> None:
         """Put an object. A version that is older than the cached one, or equal to it, changes nothing.
 
-        So does one of an earlier object of the same name: all objects of a kind share their versions.
+        So does one of an earlier object of the same name: all objects of a kind share their versions. A deleted object
+        stays away, unless a later version shows that a watch only lost sight of it.
 
         notify: whether to call `on_change`.
         """
         kind, key = obj["kind"], key_of(obj)
         objects = self._objects.setdefault(kind, {})
-        if key in objects and resource_version(objects[key]) > resource_version(obj):
+        if self._is_outdated(objects.get(key), obj):
             return
         if key in objects and not _is_same_object(objects[key], obj):
             self._forget(objects[key])
@@ -104,7 +108,28 @@ class ObjectCache:
         if notify:
             self._on_change(owner)
 
+    def _is_outdated(self, cached: Object | None, obj: Object) -> bool:
+        """Whether the cache has seen a later version of the name, or the deletion of the object."""
+        version = resource_version(obj)
+        is_older = cached is not None and resource_version(cached) > version
+        return is_older or version <= self._deleted.get(obj["metadata"].get("uid"), -1)
+
+    def delete(self, obj: Object) -> None:
+        """Remove an object as a watch says. An answer that arrives later does not put it back.
+
+        The watch says so too of an object whose labels it does not select any more. Such an object may come back, with
+        a later version.
+        """
+        uid = obj["metadata"].get("uid")
+        if uid is not None:
+            self._deleted.pop(uid, None)
+            self._deleted[uid] = resource_version(obj)
+            if len(self._deleted) > MAX_DELETED:
+                del self._deleted[next(iter(self._deleted))]
+        self.remove(obj)
+
     def remove(self, obj: Object) -> None:
+        """Remove an object that is not of interest any more. It may be put again."""
         kind, key = obj["kind"], key_of(obj)
         cached = self._objects.get(kind, {}).get(key)
         if cached is None or not _is_same_object(cached, obj):

@@ -266,7 +266,7 @@ class OperatorProcess:
     def _on_service_changed(self, obj: dict[str, Any], is_deleted: bool) -> None:
         before = self.cache.get(labels.KIND, key_of(obj))
         if is_deleted:
-            self.cache.remove(obj)
+            self.cache.delete(obj)
         else:
             self.cache.put(obj)
         for key in affected_services(self.cache, before, None if is_deleted else obj):
@@ -317,7 +317,7 @@ class OperatorProcess:
                 await self.cache.replace_in_slices(resource.kind, event.objects, namespace)
                 self._synced.add((resource.plural, namespace))
             case "DELETED":
-                self.cache.remove(event.object)
+                self.cache.delete(event.object)
             case _:
                 self.cache.put(event.object)
         if resource is PODS:

@@ -142,7 +142,7 @@ class OptionalKindWatch(Generic[P]):
                     self._cache.replace(self.resource.kind, event.objects, self._namespace)
                     changed = [key_of(service) for service in self._cache.all(labels.KIND)]
                 case "DELETED":
-                    self._cache.remove(event.object)
+                    self._cache.delete(event.object)
                     changed = [key_of(event.object)]
                 case _:
                     self._cache.put(event.object)

@@ -19,6 +19,7 @@ import msgspec
 
 from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.gateway_limit import GatewayLimit
 
 MAX_AGE_SECONDS = 7200.0  # an older request has lost its access-log record
 IDLE_AGE_SECONDS = 10.0  # a request that Envoy does not know appears in its statistics by then
@@ -39,7 +40,15 @@ class _Reservation(msgspec.Struct):
 class BodyBudget:
     """Bytes of request bodies by request ID. Times are monotonic seconds."""
 
-    def __init__(self, limit_bytes: int, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        max_body_bytes: int,
+        limit: GatewayLimit = GatewayLimit.BODY_BYTES,
+        client_limit: GatewayLimit = GatewayLimit.CLIENT_BODY_BYTES,
+    ) -> None:
+        """limit, client_limit: the names of the bound of all clients and of that of one."""
+        self._limit, self._client_limit = limit, client_limit
         self.limit_bytes = limit_bytes
         self.client_limit_bytes = int(CLIENT_SHARE * limit_bytes)
         self.reserved_bytes = 0
@@ -57,10 +66,10 @@ class BodyBudget:
         if size > self._max_body_bytes:
             return None  # Envoy rejects it itself, with a better message
         if self.reserved_bytes + size > self.limit_bytes and self._reservations:
-            return self._rejection("This gateway instance holds", self.reserved_bytes, self.limit_bytes, size)
+            return _rejection(self._limit, "", self.reserved_bytes, self.limit_bytes, size)
         held = self._client_bytes.get(client, 0)
         if held and held + size > self.client_limit_bytes:
-            return self._rejection("This gateway instance holds for this client", held, self.client_limit_bytes, size)
+            return _rejection(self._client_limit, " for this client", held, self.client_limit_bytes, size)
         self._drop(request_id)
         if not self._has_ended(request_id):
             self._reservations[request_id] = _Reservation(size, now, client)
@@ -117,11 +126,11 @@ class BodyBudget:
         for request_id in request_ids:
             self._drop(request_id)
 
-    @staticmethod
-    def _rejection(holder: str, held: int, limit: int, size: int) -> Rejection:
-        mib = 1 << 20
-        message = (
-            f"{holder} {held / mib:.0f} MiB of request bodies and may hold {limit / mib:.0f} MiB, so it cannot take a"
-            f" body of {size / mib:.1f} MiB now."
-        )
-        return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(RETRY_SECONDS))
+
+def _rejection(limit: GatewayLimit, for_whom: str, held: int, limit_bytes: int, size: int) -> Rejection:
+    mib = 1 << 20
+    message = (
+        f"This gateway instance holds{for_whom} {held / mib:.0f} MiB of request bodies and may hold"
+        f" {limit_bytes / mib:.0f} MiB, so it cannot take a body of {size / mib:.1f} MiB now."
+    )
+    return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(RETRY_SECONDS), limit=limit)

@@ -11,6 +11,7 @@ from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, NO_RETRY, UN
 from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import paths_of
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.request_parser import MAX_N, MAX_SEQUENCES_PER_PROMPT
 
@@ -212,19 +213,21 @@ def route_not_served(model: str, path: str, task: Task) -> Rejection:
     return Rejection(RejectionReason.ROUTE_NOT_SERVED, message)
 
 
-def too_many_unbooked(model: str, path: str, limit: int, who: str) -> Rejection:
-    """Returns the rejection of a request that takes no capacity while `limit` others are at each engine."""
-    message = f"The ready engines of model '{model[:200]}' have {limit} requests like {path}{who} each already."
-    return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(1.0))
+def too_many_unbooked(model: str, path: str, limit: GatewayLimit, count: int) -> Rejection:
+    """Returns the rejection of a request that takes no capacity while `count` others are at each engine."""
+    who = " of this client" if limit is GatewayLimit.CLIENT_TOKEN_REQUESTS else ""
+    message = f"The ready engines of model '{model[:200]}' have {count} requests like {path}{who} each already."
+    return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(1.0), limit=limit)
 
 
-def too_many_streams(limit: str, count: int, model: str) -> Rejection:
+def too_many_streams(limit: GatewayLimit, count: int, model: str) -> Rejection:
     """Returns the rejection of a progress stream while `count` others of this client, model or gateway are open."""
-    who = {"client": "This client", "model": f"Model '{model[:200]}'"}.get(limit, "This gateway instance")
-    message = f"{who} has {count} event streams of models open at this gateway instance already, the limit."
-    if limit == "gateway":
-        message = f"{who} has {count} event streams of models open already, its limit."
-    return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(10.0))
+    if limit is GatewayLimit.PROGRESS_STREAMS:
+        message = f"This gateway instance has {count} event streams of models open already, its limit."
+    else:
+        who = "This client" if limit is GatewayLimit.CLIENT_PROGRESS_STREAMS else f"Model '{model[:200]}'"
+        message = f"{who} has {count} event streams of models open at this gateway instance already, the limit."
+    return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(10.0), limit=limit)
 
 
 def _message(

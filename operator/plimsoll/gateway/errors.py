@@ -25,6 +25,7 @@ import orjson
 from plimsoll.core.admission.retry_advice import NO_RETRY, RetryAdvice
 from plimsoll.core.ports import NO_DEMAND_REASONS
 from plimsoll.gateway.api_routes import ErrorShape
+from plimsoll.gateway.gateway_limit import GatewayLimit
 
 
 class RejectionReason(StrEnum):
@@ -109,7 +110,7 @@ class Rejection:
 
     `param` names the invalid field of the request body. `retry` says when the client should come back. `headers` are
     further response headers, in lower case. `code` is the error code in the body if SDKs know it by another word than
-    the reason.
+    the reason. `limit` is the bound of this gateway pod that the request would exceed.
     """
 
     reason: RejectionReason
@@ -118,6 +119,7 @@ class Rejection:
     retry: RetryAdvice = NO_RETRY
     headers: Mapping[str, str] = field(default_factory=dict)
     code: str | None = None
+    limit: GatewayLimit | None = None
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):

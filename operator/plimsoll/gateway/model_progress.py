@@ -26,6 +26,7 @@ from plimsoll.gateway.api_routes import EVENT_STREAM
 from plimsoll.gateway.availability import availability
 from plimsoll.gateway.clock import Clock, LoopClock
 from plimsoll.gateway.errors import Rejection, to_response
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.http1 import CHUNKED_END, chunk, chunked_head
 from plimsoll.gateway.identity import Identity, model_not_allowed
 from plimsoll.gateway.picker import Picker
@@ -33,11 +34,16 @@ from plimsoll.gateway.service_catalog import ServiceEntry
 from plimsoll.telemetry import gateway_metrics
 
 MAX_STREAMS: Final = 256  # of one gateway
-MAX_MODEL_STREAMS: Final = 128
+MAX_MODEL_STREAMS: Final = 128  # of a service, by all its names
 MAX_CLIENT_STREAMS: Final = 32
 STREAM_SECONDS: Final = 600.0  # longest stream
 EVENT_SECONDS: Final = 5.0  # between two events with the same content
 POLL_SECONDS: Final = 0.5
+_BOUNDS: Final = {
+    GatewayLimit.PROGRESS_STREAMS: MAX_STREAMS,
+    GatewayLimit.MODEL_PROGRESS_STREAMS: MAX_MODEL_STREAMS,
+    GatewayLimit.CLIENT_PROGRESS_STREAMS: MAX_CLIENT_STREAMS,
+}
 
 
 class ModelState(StrEnum):
@@ -49,25 +55,13 @@ class ModelState(StrEnum):
     STOPPED = "stopped"  # no request starts one
 
 
-class StreamLimit(StrEnum):
-    """What a stream counts towards. The value is the label of the metric."""
-
-    GATEWAY = "gateway"
-    MODEL = "model"  # a service, by all its names
-    CLIENT = "client"
-
-    @property
-    def streams(self) -> int:
-        return {self.GATEWAY: MAX_STREAMS, self.MODEL: MAX_MODEL_STREAMS, self.CLIENT: MAX_CLIENT_STREAMS}[self]
-
-
 class ModelProgress:
     """The open streams of one gateway."""
 
     def __init__(self, picker: Picker, clock: Clock | None = None, poll_s: float = POLL_SECONDS) -> None:
         self._picker, self._clock, self._poll_s = picker, clock or LoopClock(), poll_s
         self._stopping = asyncio.Event()
-        self._open: Counter[tuple[StreamLimit, str]] = Counter()  # by what they count towards
+        self._open: Counter[tuple[GatewayLimit, str]] = Counter()  # by what they count towards
 
     def stop(self) -> None:
         """End all streams, and each new one after its first event: the gateway is stopping."""
@@ -84,17 +78,16 @@ class ModelProgress:
     async def _stream(self, identity: Identity, name: str, source: str) -> AsyncIterator[bytes]:
         service = self._picker.catalog.by_name.get(name)
         counted = [
-            (StreamLimit.CLIENT, identity.client(source)),
-            (StreamLimit.MODEL, name if service is None else service.key),
-            (StreamLimit.GATEWAY, ""),
+            (GatewayLimit.CLIENT_PROGRESS_STREAMS, identity.client(source)),
+            (GatewayLimit.MODEL_PROGRESS_STREAMS, name if service is None else service.key),
+            (GatewayLimit.PROGRESS_STREAMS, ""),
         ]
         for limit, of in counted:
-            if self._open[limit, of] >= limit.streams:
-                gateway_metrics.GATEWAY_PROGRESS_STREAMS_REFUSED.labels(limit.value).inc()
-                yield self._picker.reject(error_messages.too_many_streams(limit.value, limit.streams, name))
+            if self._open[limit, of] >= _BOUNDS[limit]:
+                yield self._picker.reject(error_messages.too_many_streams(limit, _BOUNDS[limit], name))
                 return
         self._open.update(counted)
-        gateway_metrics.GATEWAY_PROGRESS_STREAMS.set(self._open[StreamLimit.GATEWAY, ""])
+        gateway_metrics.GATEWAY_PROGRESS_STREAMS.set(self._open[GatewayLimit.PROGRESS_STREAMS, ""])
         try:
             yield chunked_head(200, (("content-type", EVENT_STREAM), ("cache-control", "no-cache")))
             async for event, data in self._events(identity, name):
@@ -102,7 +95,7 @@ class ModelProgress:
             yield CHUNKED_END
         finally:
             self._open -= Counter(counted)  # keeps no zero
-            gateway_metrics.GATEWAY_PROGRESS_STREAMS.set(self._open[StreamLimit.GATEWAY, ""])
+            gateway_metrics.GATEWAY_PROGRESS_STREAMS.set(self._open[GatewayLimit.PROGRESS_STREAMS, ""])
 
     async def _events(self, identity: Identity, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yields an event at each change of the state, and one every `EVENT_SECONDS`."""

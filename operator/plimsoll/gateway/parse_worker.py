@@ -20,12 +20,14 @@ import threading
 from collections import Counter, deque
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.gateway.api_routes import ApiRoute
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from plimsoll.telemetry import gateway_metrics
 
@@ -40,11 +42,13 @@ BUSY_REJECTION = Rejection(
     "The gateway is busy parsing other large request bodies.",
     retry=advise_retry(RETRY_SECONDS),
 )
+FULL_REJECTION = replace(BUSY_REJECTION, limit=GatewayLimit.PARSE_BYTES)
 CLIENT_REJECTION = Rejection(
     RejectionReason.GATEWAY_FULL,
     f"This gateway instance parses large request bodies one at a time, and at most {MAX_CLIENT_BYTES >> 20} MiB of one"
     " client may wait. Send fewer of them at once.",
     retry=advise_retry(RETRY_SECONDS),
+    limit=GatewayLimit.CLIENT_PARSE_BYTES,
 )
 
 
@@ -99,9 +103,9 @@ class ParseWorker:
         """Returns the parsed request, or its rejection. `client` names who sent the body."""
         size = len(body)
         if self._bytes[client] and self._bytes[client] + size > MAX_CLIENT_BYTES:
-            return self._refuse("client", CLIENT_REJECTION)
+            return CLIENT_REJECTION
         if self._bytes.total() + size > MAX_BYTES:
-            return self._refuse("gateway", BUSY_REJECTION)
+            return FULL_REJECTION
         waiting = _Body(body, route, asyncio.get_running_loop().create_future())
         self._queues.setdefault(client, deque()).append(waiting)
         self._add_bytes(client, size)
@@ -174,8 +178,3 @@ class ParseWorker:
         if not self._bytes[client]:
             del self._bytes[client]
         gateway_metrics.GATEWAY_PARSE_BYTES.set(self._bytes.total())
-
-    @staticmethod
-    def _refuse(limit: str, rejection: Rejection) -> Rejection:
-        gateway_metrics.GATEWAY_PARSES_REFUSED.labels(limit).inc()
-        return rejection

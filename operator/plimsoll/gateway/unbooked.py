@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from plimsoll.gateway.gateway_limit import GatewayLimit
+
 MAX_PER_ENGINE: Final = 64
 MAX_CLIENT_PER_ENGINE: Final = 48
 
@@ -29,10 +31,10 @@ class UnbookedRequests:
         if not self._by_client[service, client]:
             del self._by_client[service, client]
 
-    def reached_limit(self, service: str, client: str, engines: int) -> tuple[int, str] | None:
-        """Returns the limit per engine that another request of the client exceeds, and whose it is; None if none."""
+    def reached_limit(self, service: str, client: str, engines: int) -> tuple[GatewayLimit, int] | None:
+        """Returns the limit that another request of the client exceeds, and its number per engine; None if none."""
         if self.by_service[service] >= engines * MAX_PER_ENGINE:
-            return MAX_PER_ENGINE, ""
+            return GatewayLimit.TOKEN_REQUESTS, MAX_PER_ENGINE
         if self._by_client[service, client] >= engines * MAX_CLIENT_PER_ENGINE:
-            return MAX_CLIENT_PER_ENGINE, " of this client"
+            return GatewayLimit.CLIENT_TOKEN_REQUESTS, MAX_CLIENT_PER_ENGINE
         return None

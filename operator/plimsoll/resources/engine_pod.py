@@ -186,6 +186,7 @@ def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, pl
         *(_env_entry(name, value) for name, value in vllm_env if launched),
         _env_entry("TORCHINDUCTOR_CACHE_DIR", f"{compiled}/torchinductor"),
         _env_entry("TRITON_CACHE_DIR", f"{compiled}/triton"),
+        _env_entry("FLASHINFER_WORKSPACE_BASE", f"{compiled}/flashinfer"),
         _env_entry("TMPDIR", scratch),
     ]
     plimsoll_env += model_files.secret_environment(service)

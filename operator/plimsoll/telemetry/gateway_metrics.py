@@ -46,7 +46,8 @@ GATEWAY_ADMISSION_DECISIONS = Counter(
 GATEWAY_CONNECTIONS_CUT = Counter(
     "plimsoll_gateway_connections_cut",
     "Connections to the picker's ports of probes, metrics and signals that were cut (reason: slow_request, without a "
-    "whole request for 5 seconds, too_many, above 512 at one port).",
+    "whole request for 5 seconds, too_many, above 512 at one port, slow_reader, a response unread for 30 seconds, or "
+    "beyond 8 such).",
     ["reason"],
     registry=GATEWAY,
 )
@@ -169,8 +170,11 @@ GATEWAY_FAILED_OPEN = Counter(
 )
 GATEWAY_LIMIT_REACHED = Counter(
     "plimsoll_gateway_limit_reached",
-    "What Envoy refused or ended at a limit (limit: body_bytes, connections, source_connections, first_byte_time,"
-    " headers_time, body_time, heap_requests, heap_connections, heap_streams).",
+    "What a gateway pod refused or ended at a limit (limit: of Envoy: connections, source_connections, first_byte_time,"
+    " headers_time, body_time, heap_requests, heap_connections, heap_streams, body_bytes_without_picker; of the picker:"
+    " body_bytes, client_body_bytes, parse_bytes, client_parse_bytes, token_requests, client_token_requests,"
+    " progress_streams, model_progress_streams, client_progress_streams; of the endpoint picker:"
+    " endpoint_picker_streams, endpoint_picker_body_bytes, endpoint_picker_client_body_bytes).",
     ["limit"],
     registry=GATEWAY,
 )
@@ -192,13 +196,6 @@ GATEWAY_BODY_BYTES_LIMIT = Gauge(
 GATEWAY_PARSE_BYTES = Gauge(
     "plimsoll_gateway_parse_bytes",
     "Bytes of the large request bodies that wait for the picker's worker process, or that it parses; at most 128 MiB.",
-    registry=GATEWAY,
-)
-GATEWAY_PARSES_REFUSED = Counter(
-    "plimsoll_gateway_parses_refused",
-    "Large request bodies that were refused, because too many bytes waited there (limit: client: 96 MiB, gateway:"
-    " 128 MiB).",
-    ["limit"],
     registry=GATEWAY,
 )
 GATEWAY_CONNECTIONS = Gauge(
@@ -373,12 +370,6 @@ GATEWAY_PROGRESS_STREAMS = Gauge(
     "Open event streams that show the progress of a model until it is ready; at most 256.",
     registry=GATEWAY,
 )
-GATEWAY_PROGRESS_STREAMS_REFUSED = Counter(
-    "plimsoll_gateway_progress_streams_refused",
-    "Such streams that were refused (limit: client: 32, model: 128, gateway: 256).",
-    ["limit"],
-    registry=GATEWAY,
-)
 
 _GATEWAY_SERVICE_METRICS = (
     GATEWAY_ARRIVED,
@@ -418,11 +409,9 @@ for _kind in ("InferenceService", "Pod"):
     GATEWAY_UNREADABLE.labels(_kind)
 for _outcome in ("sent", "answered", "left", "invalid", "full"):
     GATEWAY_ENDPOINT_PICKER_REQUESTS.labels(_outcome)
-for _limit in ("client", "gateway"):
-    GATEWAY_PARSES_REFUSED.labels(_limit)
 for _state in ("used", "ignored"):
     GATEWAY_INFERENCE_OBJECTIVES.labels(_state)
 for _state in ("accepted", "invalid", "excess"):
     GATEWAY_API_KEYS.labels(_state)
-for _reason in ("slow_request", "too_many"):
+for _reason in ("slow_request", "too_many", "slow_reader"):
     GATEWAY_CONNECTIONS_CUT.labels(_reason)

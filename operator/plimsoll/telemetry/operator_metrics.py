@@ -112,7 +112,8 @@ OPERATOR_ENGINE_POLLS_PUT_OFF = Gauge(
 OPERATOR_CONNECTIONS_CUT = Counter(
     "plimsoll_operator_connections_cut",
     "Connections to the ports of probes, metrics, recommendations and the webhook that were cut (reason: slow_request, "
-    "without a whole request for 5 seconds, too_many, above 512 at one port).",
+    "without a whole request for 5 seconds, too_many, above 512 at one port, slow_reader, a response unread for "
+    "30 seconds, or beyond 8 such).",
     ["reason"],
     registry=OPERATOR,
 )
@@ -410,5 +411,5 @@ for _outcome in ("done", "retry", "unexpected"):
     OPERATOR_RECONCILES.labels(_outcome)
 for _verb in ("PATCH", "POST", "PUT", "DELETE"):
     OPERATOR_WRITES.labels(_verb)
-for _reason in ("slow_request", "too_many"):
+for _reason in ("slow_request", "too_many", "slow_reader"):
     OPERATOR_CONNECTIONS_CUT.labels(_reason)

@@ -41,12 +41,14 @@ MAX_CALLS: Final = MAX_STREAMS + 200  # further ones get RESOURCE_EXHAUSTED
 MAX_CONNECTIONS: Final = 100  # further ones are closed; KEDA has one for all triggers with the same credentials
 HANDSHAKE_SECONDS: Final = 5.0  # until a new connection speaks TLS and HTTP/2; gRPC's own limit is two minutes
 STREAM_INTERVAL_SECONDS: Final = 1.0  # between two looks at a recommendation
+IDLE_SECONDS: Final = 60.0  # of a connection without a call; KEDA's next call opens another one
 CLOSE_SECONDS: Final = 1.0
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),  # a second process on the port is an error
 )
 
@@ -69,6 +71,7 @@ class KedaScaler:
         """
         bounds = (
             ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+            ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
             ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
         )
         server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=(*_OPTIONS, *bounds))

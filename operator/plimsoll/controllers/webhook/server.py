@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -17,13 +17,15 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from plimsoll.adapters.connection_guard import ConnectionGuard
+from plimsoll.adapters.connection_guard import MAX_CONNECTIONS, ConnectionGuard
 from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.adapters.tls_listener import TlsListener
 from plimsoll.controllers.http_server import count_cut
 from plimsoll.controllers.isolation import ObjectErrors, supervise
 from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.webhook.certificate import CertificateFiles
 from plimsoll.controllers.webhook.review import MalformedReview, Validator, answer
+from plimsoll.controllers.webhook.review_bodies import BodyLimits, DisplacedBody, ReviewBodies
 from plimsoll.controllers.webhook.service_index import ServiceIndex
 from plimsoll.controllers.webhook.validation import ValidationResult, validate_change
 from plimsoll.resources.platform_config import WebhookSettings
@@ -35,22 +37,21 @@ Object = dict[str, Any]
 log = ServiceLog(__name__)
 
 PATH: Final = "/validate"
-MAX_REVIEW_BYTES: Final = 4 * 1024**2  # an object and its predecessor, of 1.5 MiB each at most
 STOP_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 120.0  # of a connection after an answer; the API server closes its own after 90 s
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of one server. read_seconds: for a whole review, the longest that the API server waits.
+    """Limits of one server. connections: those without a handshake too.
 
     head_seconds: for a TLS handshake, and for the head of a connection's first request.
     certificate_seconds: between two looks at the certificate's files. no_certificate_seconds: the same while there is
     none.
     """
 
-    concurrent_reviews: int = 8
-    read_seconds: float = 5.0
+    bodies: BodyLimits = field(default_factory=BodyLimits)
+    connections: int = MAX_CONNECTIONS
     head_seconds: float = 5.0
     certificate_seconds: float = 30.0
     no_certificate_seconds: float = 5.0
@@ -80,12 +81,11 @@ async def serve(settings: WebhookSettings, validator: Validator, limits: ServerL
     )
     await runner.setup()
     assert runner.server is not None
-    guard = ConnectionGuard(runner.server, count_cut, head_seconds=limits.head_seconds, has_bodies=True)
+    guard = ConnectionGuard(
+        runner.server, count_cut, limits.connections, head_seconds=limits.head_seconds, has_bodies=True
+    )
     try:
-        listener = await asyncio.get_running_loop().create_server(
-            guard, port=settings.port, ssl=files.context, ssl_handshake_timeout=limits.head_seconds
-        )
-        with closing(listener):
+        with closing(TlsListener(guard, None, settings.port, files.context, limits.head_seconds)):
             while True:
                 await asyncio.sleep(limits.certificate_seconds)
                 await files.load()
@@ -95,25 +95,24 @@ async def serve(settings: WebhookSettings, validator: Validator, limits: ServerL
 
 def build_app(validator: Validator, limits: ServerLimits) -> web.Application:
     """The application, with limits of its memory and time."""
-    slots = asyncio.Semaphore(limits.concurrent_reviews)
+    bodies, of_body = ReviewBodies(limits.bodies), limits.bodies
 
     async def validate(request: web.Request) -> web.Response:
-        if slots.locked():
-            return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "too many reviews at once")
-        async with slots:
-            try:
-                async with asyncio.timeout(limits.read_seconds):
-                    body = await request.read()
-                response = answer(orjson.loads(body), validator)
-            except web.HTTPRequestEntityTooLarge:
-                return _failed(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a review has at most {MAX_REVIEW_BYTES} bytes")
-            except TimeoutError:
-                return _failed(HTTPStatus.REQUEST_TIMEOUT, f"no whole review within {limits.read_seconds:.0f} s")
-            except (orjson.JSONDecodeError, MalformedReview) as error:
-                return _failed(HTTPStatus.BAD_REQUEST, str(error))
+        try:
+            response = answer(orjson.loads(await bodies.read(request)), validator)
+        except web.HTTPRequestEntityTooLarge:
+            return _failed(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a review has at most {of_body.body_bytes} bytes")
+        except TimeoutError:
+            return _failed(HTTPStatus.REQUEST_TIMEOUT, f"no whole review within {of_body.seconds:.0f} s")
+        except DisplacedBody:
+            return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "too many reviews at once, and this one arrived slowly")
+        except (ConnectionError, web.RequestPayloadError) as error:
+            return _failed(HTTPStatus.BAD_REQUEST, f"the review is not whole: {error}")
+        except (orjson.JSONDecodeError, MalformedReview) as error:
+            return _failed(HTTPStatus.BAD_REQUEST, str(error))
         return web.Response(body=orjson.dumps(response), content_type="application/json")
 
-    application = web.Application(client_max_size=MAX_REVIEW_BYTES)
+    application = web.Application()
     application.router.add_post(PATH, validate)
     return application
 

@@ -80,7 +80,7 @@ class ServiceIndex:
                 self._cache.replace(labels.KIND, tuple(map(essentials, event.objects)), namespace)
                 self._synced.add(namespace)
             case "DELETED":
-                self._cache.remove(essentials(event.object))
+                self._cache.delete(essentials(event.object))
             case _:
                 self._cache.put(essentials(event.object))
 

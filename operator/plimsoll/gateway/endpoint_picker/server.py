@@ -25,6 +25,7 @@ from plimsoll.gateway.endpoint_picker.decision import read_reply
 from plimsoll.gateway.endpoint_picker.exchange import Exchange, Parts, ProtocolError
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.settings import PickerSettings
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 
 MAX_STREAMS: Final = 2000  # requests at once; each takes some 50 KB
 MAX_STREAM_SECONDS: Final = 7200.0  # of one request
+MAX_CONNECTIONS: Final = 1000  # further ones are closed; a gateway has one for each of its threads, or a few
+HANDSHAKE_SECONDS: Final = 5.0  # until a new connection speaks TLS and HTTP/2; gRPC's own limit is two minutes
+IDLE_SECONDS: Final = 60.0  # of a connection without a stream; a gateway's next request opens another one
 CLOSE_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 2.0  # when a stream may be free
 _REFUSED_STREAMS: Final = 500  # beyond MAX_STREAMS, which get a 429; further ones an error of gRPC
@@ -61,7 +65,12 @@ class EndpointPicker:
         on_record: Callable[[AccessRecord], None],
         max_streams: int = MAX_STREAMS,
     ) -> None:
-        self.bodies = BodyBudget(settings.endpoint_picker_body_bytes, settings.max_body_bytes)
+        self.bodies = BodyBudget(
+            settings.endpoint_picker_body_bytes,
+            settings.max_body_bytes,
+            GatewayLimit.ENDPOINT_PICKER_BODY_BYTES,
+            GatewayLimit.ENDPOINT_PICKER_CLIENT_BODY_BYTES,
+        )
         self.parts = Parts(picker, worker, self.bodies, settings, on_record)
         self._not_ready_reason = not_ready_reason
         self._max_streams = max_streams
@@ -83,6 +92,9 @@ class EndpointPicker:
             ("grpc.max_metadata_size", 64 << 10),
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
+            ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
             ("grpc.so_reuseport", 0),  # a second process on the port is an error
         )
         server = grpc.aio.server(maximum_concurrent_rpcs=self._max_streams + _REFUSED_STREAMS, options=options)
@@ -124,7 +136,8 @@ class EndpointPicker:
         if self._streams >= self._max_streams:
             self._count("full")
             message = f"This endpoint picker has {self._streams} open requests, its limit."
-            full = Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(RETRY_SECONDS))
+            retry, limit = advise_retry(RETRY_SECONDS), GatewayLimit.ENDPOINT_PICKER_STREAMS
+            full = Rejection(RejectionReason.GATEWAY_FULL, message, retry=retry, limit=limit)
             await context.write(messages.immediate(*read_reply(self.parts.picker.reject(full))))
             return
         self._streams += 1

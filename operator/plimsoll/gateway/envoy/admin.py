@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from plimsoll.core.errors import PlimsollError, cause_of
@@ -20,6 +19,7 @@ from plimsoll.gateway.envoy.listener import MODEL_CLUSTER_PREFIX, PICK_CLUSTER_P
 from plimsoll.gateway.envoy.overload import HEAP
 from plimsoll.gateway.envoy.source_limits import SOURCE_STAT
 from plimsoll.gateway.envoy.tracing import TRACES_CLUSTER
+from plimsoll.gateway.gateway_limit import GatewayLimit
 
 TIMEOUT_SECONDS = 5.0
 STATE_TIMEOUT_SECONDS = 20.0  # 10,000 endpoints are some 30 MB of text
@@ -58,20 +58,6 @@ class EnvoyState:
     parse_seconds: float = 0.0
 
 
-class Limit(StrEnum):
-    """Limits of Envoy on what clients can make it hold. The value is the label of the metric."""
-
-    BODY_BYTES = "body_bytes"  # request bodies in memory, while the picker does not respond
-    CONNECTIONS = "connections"  # of all clients
-    SOURCE_CONNECTIONS = "source_connections"  # of one source address
-    FIRST_BYTE_TIME = "first_byte_time"
-    HEADERS_TIME = "headers_time"
-    BODY_TIME = "body_time"
-    HEAP_REQUESTS = "heap_requests"  # requests refused because the heap is full
-    HEAP_CONNECTIONS = "heap_connections"
-    HEAP_STREAMS = "heap_streams"  # streams ended because the heap is full
-
-
 @dataclass(frozen=True)
 class EnvoyStats:
     """Envoy's statistics.
@@ -87,22 +73,22 @@ class EnvoyStats:
     connections: int
     heap_ratio: float = 0.0
     jwks_failures: int = 0
-    reached: Mapping[Limit, int] = field(default_factory=dict)
+    reached: Mapping[GatewayLimit, int] = field(default_factory=dict)
     failed_exports: int = 0
 
 
 _LIMITS = tuple(
     (limit, re.compile(pattern))
     for limit, pattern in {
-        Limit.BODY_BYTES: rf"{RATE_STAT}\.http_local_rate_limit\.rate_limited",
-        Limit.CONNECTIONS: rf"{_LISTENER}downstream_global_cx_overflow",
-        Limit.SOURCE_CONNECTIONS: rf"connection_limit\.{SOURCE_STAT}\.limited_connections",
-        Limit.FIRST_BYTE_TIME: rf"{_LISTENER}downstream_(pre_cx_timeout|cx_transport_socket_connect_timeout)",
-        Limit.HEADERS_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_header_timeout",
-        Limit.BODY_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_timeout",
-        Limit.HEAP_REQUESTS: rf"http\.{STAT_PREFIX}\.downstream_rq_overload_close",
-        Limit.HEAP_CONNECTIONS: rf"{_LISTENER}downstream_cx_overload_reject",
-        Limit.HEAP_STREAMS: r"overload\..*\.reset_high_memory_stream\.count",
+        GatewayLimit.BODY_BYTES_WITHOUT_PICKER: rf"{RATE_STAT}\.http_local_rate_limit\.rate_limited",
+        GatewayLimit.CONNECTIONS: rf"{_LISTENER}downstream_global_cx_overflow",
+        GatewayLimit.SOURCE_CONNECTIONS: rf"connection_limit\.{SOURCE_STAT}\.limited_connections",
+        GatewayLimit.FIRST_BYTE_TIME: rf"{_LISTENER}downstream_(pre_cx_timeout|cx_transport_socket_connect_timeout)",
+        GatewayLimit.HEADERS_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_header_timeout",
+        GatewayLimit.BODY_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_timeout",
+        GatewayLimit.HEAP_REQUESTS: rf"http\.{STAT_PREFIX}\.downstream_rq_overload_close",
+        GatewayLimit.HEAP_CONNECTIONS: rf"{_LISTENER}downstream_cx_overload_reject",
+        GatewayLimit.HEAP_STREAMS: r"overload\..*\.reset_high_memory_stream\.count",
     }.items()
 )
 

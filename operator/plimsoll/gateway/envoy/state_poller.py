@@ -138,7 +138,7 @@ class EnvoyStatePoller:
         gateway_metrics.GATEWAY_FAILED_OPEN.inc(self._increase("", stats.failed_open))
         gateway_metrics.GATEWAY_JWKS_FAILURES.inc(self._increase("jwks", stats.jwks_failures))
         for limit, total in stats.reached.items():
-            gateway_metrics.GATEWAY_LIMIT_REACHED.labels(limit.value).inc(self._increase(limit, total))
+            limit.count_reached(self._increase(limit, total))
         gateway_metrics.GATEWAY_TRACE_EXPORTS_FAILED.inc(self._increase("traces", stats.failed_exports))
         gateway_metrics.GATEWAY_HEAP.set(stats.heap_ratio)
         gateway_metrics.GATEWAY_CONNECTIONS.set(stats.connections)
