@@ -21,7 +21,7 @@ import os
 import runpy
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 # What `vllm serve` imports before it forks its engine core: the API server, and the client of the core.
@@ -61,7 +61,7 @@ def import_frozen(modules: Iterable[str]) -> None:
         gc.enable()
 
 
-def main(argv: Sequence[str], modules: Iterable[str] = MODULES) -> None:
+def main(argv: list[str], modules: Iterable[str] = MODULES) -> None:
     """Run the program `argv[0]` in this process. Raises FileNotFoundError, and SystemExit as the program does."""
     program = shutil.which(argv[0])
     if program is None:
