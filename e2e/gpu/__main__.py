@@ -38,6 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
     fill = verbs.add_parser(
         "fill-caches", help="there, meanwhile: an engine outside the cluster compiles what pods need"
     )
+    fill.add_argument("scenarios", nargs="+", choices=sorted(SCENARIOS), help="whose engines' arguments are compiled")
     fill.add_argument("--model", default="8b", help="a shape of bench.hardware.dummy_models")
     up = verbs.add_parser("up", help="there: the node, the images, the chart")
     up.add_argument("--model", default="8b", help="a shape of bench.hardware.dummy_models")
@@ -84,7 +85,7 @@ def _carry_out(given: argparse.Namespace) -> int:
         case "receive":
             log_line(f"received {given.folder}: {parts.receive(given.folder)}")
         case "fill-caches":
-            caches.begin(given.model)
+            caches.begin(given.model, given.scenarios)
         case "up":
             bringup.up(given.model, given.simulated, given.fake_gpus)
         case "run" | "wait":

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,16 +32,15 @@ _LOAD: Final = ("--load-format", "dummy")
 _started: Final[list[subprocess.Popen[bytes]]] = []  # the program outlives this command
 
 
-def make_folders() -> None:
-    """The folders that pods mount, for any user."""
-    for folder in (CACHES, *(CACHES / name for name in ("vllm", "inductor", "triton"))):
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o777)
+def make_folder() -> None:
+    """The folder that pods mount, for any user."""
+    CACHES.mkdir(parents=True, exist_ok=True)
+    CACHES.chmod(0o777)
 
 
-def begin(model: str) -> None:
-    """Start the engines once their archive is unpacked; returns at once."""
-    make_folders()
+def begin(model: str, names: Iterable[str]) -> None:
+    """Start engines for these scenarios once their archive is unpacked; returns at once."""
+    make_folder()
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = ENVIRONMENT / "lib" / version / "site-packages"
     _link(packages, ENGINE / "site")
@@ -49,7 +48,7 @@ def begin(model: str) -> None:
     dummy_models.write_model(MODELS, model)
     _link(MODELS / HUB_MODEL, MODELS / model)
     gpus = max(1, len(list(Path("/dev").glob("nvidia[0-9]"))))
-    for number, arguments in enumerate(scenarios.COMPILED):
+    for number, arguments in enumerate(scenarios.compiled(names)):
         profiled = [] if number else ["-X", "importtime"]  # imports are the second longest phase of a start
         words = [sys.executable, *profiled, "-m", "vllm.entrypoints.cli.main", "serve", HUB_MODEL, *_LOAD, *arguments]
         words += ["--host", "127.0.0.1", "--port", str(_PORT + number), "--gpu-memory-utilization", str(_MEMORY_SHARE)]

@@ -103,7 +103,7 @@ def _simulate(words: Sequence[str], policy: str) -> dict[str, Any]:
 def _with_chunk(words: Sequence[str], hardware: str, path: Path) -> dict[str, Any]:
     """The same with the chunk that the operator sets for the ITL target, which a profile has."""
     profile = json.loads((PROFILES / f"{hardware}.json").read_text())
-    path.write_text(json.dumps(profile | {"budget": int(scenarios.COMPILED[1][-1])}))
+    path.write_text(json.dumps(profile | {"budget": scenarios.CHUNK}))
     return _simulate([str(path) if word == hardware else word for word in words], "plimsoll")
 
 

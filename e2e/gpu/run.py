@@ -26,7 +26,7 @@ from bench.hardware import client, traces
 from e2e.gpu import adapters, caches, load_tools, rival, scenarios
 from e2e.gpu.bringup import gpu_product
 from e2e.gpu.follower import Follower
-from e2e.gpu.observer import Observer, engine_pods, final_state, is_ready, pack_logs
+from e2e.gpu.observer import Observer, engine_pods, fetch_from_engine, final_state, is_ready, pack_logs
 from e2e.gpu.processes import StepFailed, get, kubectl, wait_for
 from e2e.gpu.scenarios import PLIMSOLL, SERVICE, Act, Beside, Scenario
 from e2e.gpu.settings import CACHES, GATEWAY_URL, NAMESPACE, ROOT, SYSTEM
@@ -38,6 +38,7 @@ DELETE_S: Final = 90.0
 HELD_S: Final = 130.0
 _DRAIN_S: Final = 40.0  # after the last request was sent
 _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_CPU_TIMES: Final = Path("/proc/stat")
 _CORE_MARKS: Final = ("EngineCore", "simulated serve")
 
 
@@ -52,7 +53,7 @@ def run(name: str, out: Path, capacity_per_s: float, *, simulated: bool, workers
     with Observer() as observer:
         try:
             _carry_out(scenario, capacity_per_s, simulated, workers, observer, result)
-        except (StepFailed, ValueError, OSError) as error:
+        except (StepFailed, ValueError, LookupError, OSError) as error:
             result["error"] = str(error)
             observer.mark("failed", error=str(error)[-500:])
         result["final"] = final_state()
@@ -84,7 +85,7 @@ def shortened(scenario: Scenario, factor: float) -> Scenario:
 def _carry_out(
     scenario: Scenario, capacity: float, simulated: bool, workers: int, observer: Observer, result: dict[str, Any]
 ) -> None:
-    caches.make_folders()
+    caches.make_folder()
     caches.finish(FILL_S)
     _apply_services(scenario, observer, result)
     if not scenario.to_zero:
@@ -96,6 +97,8 @@ def _carry_out(
         result["tools"] = load_tools.run_all(scenario.phases[0][0] * capacity, observer)
     if scenario.to_zero:
         _to_zero_and_back(observer, result)
+    if scenario.starts:
+        _start_again(scenario.starts, observer, result)
 
 
 def _apply_services(scenario: Scenario, observer: Observer, result: dict[str, Any]) -> None:
@@ -379,3 +382,36 @@ def _to_zero_and_back(observer: Observer, result: dict[str, Any]) -> None:
     observer.mark("held requests are answered", seconds=waits)
     if len(waits) < len(held):
         raise StepFailed(f"{len(held) - len(waits)} held requests were not answered")
+
+
+def _start_again(times: int, observer: Observer, result: dict[str, Any]) -> None:
+    """Deletes the engine's pod and awaits the next one, again and again; each start as the launcher reports it.
+
+    Raises StepFailed.
+    """
+    result["starts"] = []
+    for number in range(times):
+        wait_for(lambda: len(engine_pods()) == 1, "the end of the engine before", DELETE_S)
+        pod, began, busy_s = engine_pods()[0]["metadata"]["name"], time.monotonic(), cpu_busy_s(_CPU_TIMES)
+        kubectl("delete", "pod", pod, "-n", NAMESPACE, "--wait=false")
+        observer.mark("deleted", pod=pod)
+        _wait_ready(1, observer)
+        seconds = time.monotonic() - began
+        cores = round((cpu_busy_s(_CPU_TIMES) - busy_s) / seconds, 2)
+        started = [one for one in engine_pods() if is_ready(one)][-1]
+        result["starts"].append(
+            {
+                "pod": started["metadata"]["name"],
+                "until_ready_s": round(seconds, 1),
+                "phases": json.loads(fetch_from_engine(started, "about"))["phases"],
+                "busy_cores": cores,
+                "first_answer_s": _first_answer(observer, HELD_S),
+            }
+        )
+        observer.mark("started again", number=number + 1, **result["starts"][-1])
+
+
+def cpu_busy_s(path: Path) -> float:
+    """Seconds in which the machine's cores have worked, all of them together."""
+    user, nice, system, _idle, _waiting, interrupts, soft, *_ = map(int, path.read_text().splitlines()[0].split()[1:])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +27,14 @@ TPOT_S: Final = 0.05
 PERCENTILE: Final = 95
 MAX_SEQUENCES: Final = 256
 GPU_LABEL: Final = "nvidia.com/gpu.product"  # as GPU feature discovery sets it
-CACHE_MOUNT: Final = Path("/caches")  # in the engine's container
+CACHE_MOUNT: Final = Path("/home/plimsoll/hf")  # of the model's cache, in the engine's container
 PAUSE_S: Final = 35.0  # between the loads of two scenarios
 RESTART_S: Final = 60.0  # from the kill of an engine's core to its first answer, as expected of fewer imports
 ITL_S: Final = 0.04  # of the scenario that compares arguments
 LORA: Final = {"maxLoras": 4, "maxLoraRank": 16, "maxCpuLoras": 8}
+CHUNK: Final = 1024  # prompt tokens of a step, which the operator sets for that ITL
+_ARGUMENTS: Final = ("--max-model-len", "32768", "--max-num-seqs", str(MAX_SEQUENCES))  # beside the operator's own
+_COMMON: Final = (*_ARGUMENTS, "--max-num-queued-reqs", "2048", "--shutdown-timeout", "30")  # of all engines
 ADAPTERS: Final = tuple(f"a{number}" for number in range(1, 7))
 RECORDED: Final = CHECKOUT / "bench/scoreboard/traces/azure-code-2023.csv.gz"
 
@@ -60,6 +64,7 @@ class Scenario:
     `every`: of each stretch only every n-th request, so that many of them are one load.
     `pair`: a prefill and a decode tier in place of `serve`, each between `low` and `high`. `rival`: a second service of
     lower priority. `tuning`: a second service without arguments from the SLO.
+    `starts`: how often the engine's pod is deleted and the next one awaited, on a machine that is idle otherwise.
     `policy`: who sets the replicas, as `plimsoll simulate` names it. For others than Plimsoll the gateway admits by the
     SLO only with the option `gated=1`.
     `adapters`: how many there are at first; the act "add adapters" brings the others. `names`: what requests ask for.
@@ -83,6 +88,7 @@ class Scenario:
     adapters: int = 0
     names: tuple[str, ...] = (SERVICE,)
     beside: Beside | None = None
+    starts: int = 0
     policy: str = PLIMSOLL
 
     @property
@@ -110,6 +116,7 @@ SCENARIOS: Final = {
         Scenario("overload", 1, 1, ((0.6, 30.0), (1.6, 60.0), (0.6, 30.0))),
         Scenario("kill", 1, 1, ((0.4, 150.0),), acts=(Act(20.0, "kill"),)),
         Scenario("zero", 0, 1, (), to_zero=True),
+        Scenario("starts", 1, 1, (), starts=4),
         Scenario("step", 1, 2, _STEP),
         Scenario("step-hpa", 1, 2, _STEP, policy="hpa-concurrency"),
         Scenario("step-hpa-gated", 1, 2, _STEP, policy="hpa-concurrency:gated=1"),
@@ -205,23 +212,26 @@ def _recorded(scenario: Scenario) -> list[traces.PlannedRequest]:
     return sorted(found, key=lambda row: row.at_s)
 
 
-def engine_arguments() -> list[str]:
-    """What is added to the operator's arguments. That weights are drawn is the image's own affair."""
-    return ["--max-model-len", "32768", "--max-num-seqs", str(MAX_SEQUENCES)]
+def compiled(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Sets of arguments of these scenarios' engines for which compilers make different code."""
+    chosen = [SCENARIOS[name] for name in names]
+    needed = (
+        (_COMMON, any(not scenario.adapters for scenario in chosen)),
+        ((*_COMMON, "--max-num-batched-tokens", str(CHUNK)), any(scenario.tuning for scenario in chosen)),
+        ((*_COMMON, "--enable-lora", *_lora_arguments()), any(scenario.adapters for scenario in chosen)),
+    )
+    return [arguments for arguments, is_needed in needed if is_needed]
 
 
-def _compiled() -> tuple[tuple[str, ...], ...]:
-    """Sets of arguments for which compilers make different code."""
-    common = (*engine_arguments(), "--max-num-queued-reqs", "2048", "--shutdown-timeout", "30")
+def _lora_arguments() -> tuple[str, ...]:
     bounds = zip(("--max-loras", "--max-lora-rank", "--max-cpu-loras"), map(str, LORA.values()), strict=True)
-    lora = ("--enable-lora", *(word for pair in bounds for word in pair))
-    return common, (*common, "--max-num-batched-tokens", "1024"), (*common, *lora)
+    return tuple(word for pair in bounds for word in pair)
 
 
 def cache_variables() -> dict[str, str]:
-    """Where compilers keep what they made."""
-    folders = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-    return {name: str(CACHE_MOUNT / folder) for name, folder in folders.items()}
+    """Where compilers keep what they made: as the operator sets it for a model that a folder of the node keeps."""
+    folders = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
+    return {name: str(CACHE_MOUNT / ".compiled" / folder) for name, folder in folders.items()}
 
 
 def manifest(scenario: Scenario, *, version: int = 0, product: str = "NVIDIA-H100-80GB-HBM3") -> dict[str, Any]:
@@ -229,21 +239,16 @@ def manifest(scenario: Scenario, *, version: int = 0, product: str = "NVIDIA-H10
 
     A version of a scenario with adapters has those that are added. product: the type of the node's GPUs.
     """
-    caches = {"name": "caches", "hostPath": {"path": str(CACHES), "type": "Directory"}}
-    variables = {"STEPLOG_WEIGHTS": "1", **cache_variables(), "ROLLOUT": str(version)}
+    variables = {"STEPLOG_WEIGHTS": "1", "ROLLOUT": str(version)}
     tier: dict[str, Any] = {
         "minReplicas": scenario.low,
         "maxReplicas": scenario.high,
-        "pod": {
-            "priorityClassName": rival.HIGH,
-            "volumes": [caches],
-            "volumeMounts": [{"name": "caches", "mountPath": str(CACHE_MOUNT)}],
-        },
+        "pod": {"priorityClassName": rival.HIGH},
     }
     spec: dict[str, Any] = {
-        "model": {"uri": f"hf://{HUB_MODEL}"},
+        "model": {"uri": f"hf://{HUB_MODEL}", "cache": {"hostPath": str(CACHES)}},
         "engine": {
-            "args": engine_arguments(),
+            "args": list(_ARGUMENTS),
             "env": [{"name": name, "value": value} for name, value in variables.items()],
             "drainTimeout": "30s",
         },
@@ -304,6 +309,3 @@ def write_trace(scenario: Scenario, capacity_per_s: float, path: Path, past: Sce
 def percentile(values: list[float], share: float) -> float | None:
     """A percentile; None of no values."""
     return round(float(np.percentile(values, share)), 4) if values else None
-
-
-COMPILED: Final = _compiled()

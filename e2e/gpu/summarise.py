@@ -85,7 +85,7 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "rival": _rival(one.get("rival"), began_s),
         "itl_s": _itl(one.get("gaps"), scenario),
         "beside": _beside(one, scenario),
-        **{key: one[key] for key in ("first_answer_s", "to_zero_s", "held_s") if key in one},
+        **{key: one[key] for key in ("first_answer_s", "to_zero_s", "held_s", "starts") if key in one},
     }
 
 
@@ -257,6 +257,7 @@ def _gateway_rows(records: Iterable[Mapping[str, Any]], read: Mapping[str, Any])
     rows = [
         (read[name]["load_began"] + row["at_s"] - zero_s, row["prompt"], row["output"], name)
         for name in ("steady", "overload")
+        if name in read
         for row in read[name]["requests"]
     ]
     by_prompt: dict[int, list[tuple[float, int, str]]] = {}

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from bench.hardware import traces
-from e2e.gpu import adapters, rival, run, scenarios
+from e2e.gpu import adapters, rival, run, scenarios, settings
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.core.types import Unavailable
-from plimsoll.resources import engine_tuning
+from plimsoll.resources import engine_pod, engine_tuning
+from tests import builders
 
 
 @pytest.mark.parametrize("name", sorted(scenarios.SCENARIOS))
@@ -126,7 +127,7 @@ def test_the_service_beside_differs_in_its_arguments_only() -> None:
         service := InferenceService.model_validate(first), "serve", service.spec.tiers.serve, (), "nvidia.com/gpu"
     )
     assert not isinstance(arguments, Unavailable)
-    assert arguments[0].args in itertools.pairwise(scenarios.COMPILED[1])
+    assert arguments[0].args in itertools.pairwise(scenarios.compiled(["tuning"])[1])
 
 
 def test_added_adapters_need_no_other_pods() -> None:
@@ -145,3 +146,25 @@ def test_a_made_adapter_has_the_shapes_of_its_model(tmp_path: Path) -> None:
     table = json.loads(raw[8 : 8 + size])
     assert [one["shape"] for one in table.values()] == [[8, 32], [32, 8], [8, 32], [16, 8]]
     assert max(one["data_offsets"][1] for one in table.values()) == len(raw) - 8 - size
+
+
+@pytest.mark.parametrize("name", ["overload", "starts", "lora"])
+def test_caches_that_are_filled_before_are_those_of_the_operators_pods(name: str) -> None:
+    service = InferenceService.model_validate(scenarios.manifest(scenarios.SCENARIOS[name]))
+    pod = engine_pod.pod_template(service, "serve", builders.PLATFORM)
+    (container,) = pod["spec"]["containers"]
+    made = {entry["name"]: entry.get("value") for entry in container["env"]}
+    expected = scenarios.cache_variables()
+    assert {name: made[name] for name in expected} == expected
+    assert made["VLLM_ENABLE_STARTUP_PLAN"] == "1"
+    mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+    folder = {one["name"]: one.get("hostPath") for one in pod["spec"]["volumes"]}[mounts[str(scenarios.CACHE_MOUNT)]]
+    assert folder == {"path": str(settings.CACHES), "type": "Directory"}
+
+
+def test_caches_are_filled_for_the_scenarios_that_run() -> None:
+    (common,) = scenarios.compiled(["overload", "starts"])
+    assert scenarios.compiled(["tuning"]) == [common, (*common, "--max-num-batched-tokens", "1024")]
+    (lora,) = scenarios.compiled(["lora"])
+    assert "--enable-lora" in lora
+    assert scenarios.compiled(["overload", "lora"]) == [common, lora]
