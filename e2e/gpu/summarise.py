@@ -76,10 +76,10 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
             for event in one["final"]["events"]
             if event["on"].startswith(("InferenceService/", "Pod/m-", "Pod/n-")) and event["at"] >= begun[:19]
         ],
-        "conditions": one["final"]["service"]["status"].get("conditions"),
+        "conditions": _status(one["final"]).get("conditions"),
         "engine": [json.loads(text) for name, text in scrapes.items() if name.endswith("/about")],
         "counters": _counters(scrapes),
-        "limits": one["final"]["admission"]["items"][0]["limits"] if scenario.is_gated else None,
+        "limits": _limits(one["final"]) if scenario.is_gated else None,
         "policy": scenario.policy,
         "tools": {name: _tool(found.get("result")) for name, found in one.get("tools", {}).items()},
         "rival": _rival(one.get("rival"), began_s),
@@ -87,6 +87,18 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "beside": _beside(one, scenario),
         **{key: one[key] for key in ("first_answer_s", "to_zero_s", "held_s", "starts") if key in one},
     }
+
+
+def _status(final: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The service's; nothing if the API server did not say."""
+    status: Mapping[str, Any] = (final["service"] or {}).get("status", {})
+    return status
+
+
+def _limits(final: Mapping[str, Any]) -> Any:
+    """Those of admission; None if the API server did not say."""
+    items = (final["admission"] or {"items": []})["items"]
+    return items[0]["limits"] if items else None
 
 
 def _beside(one: Mapping[str, Any], scenario: scenarios.Scenario) -> dict[str, Any] | None:
