@@ -33,6 +33,7 @@ _COUNTERS: Final = (
     "vllm:time_to_first_token_seconds", "vllm:request_prefill_time_seconds", "vllm:request_queue_time_seconds",
 )  # fmt: skip
 _GAUGES: Final = ("plimsoll_autoscaler_startup_seconds", "plimsoll_autoscaler_replica_capacity_requests_per_second")
+_MARK_S: Final = 0.5  # at most, from a response to the mark that notes it
 _SAMPLE: Final = re.compile(r"^([^{ ]+)(\{[^}]*\})? (\S+)$")
 
 
@@ -43,8 +44,9 @@ def summarise(results: Path, out: Path, names: Sequence[str]) -> None:
     document = {name: _summary(one) for name, one in read.items()}
     records = list(_access_log(results / f"{names[-1]}.logs.tar.zst"))  # the gateway's log goes on through all of them
     if "zero" in read:
-        zero_at_s = next(mark["at"] for mark in read["zero"]["marks"] if mark["what"] == "at zero")
-        document["zero"]["gateway"] = _answers(records, zero_at_s)
+        marks = read["zero"]["marks"]
+        zero_at_s = next(mark["at"] for mark in marks if mark["what"] == "at zero")
+        document["zero"]["gateway"] = _answers(records, zero_at_s, marks[-1]["at"])
     for name in (name for name in names if read[name].get("requests")):
         seconds = scenarios.SCENARIOS[name].seconds * read[name].get("shorten", 1.0)
         document[name]["cards"] = _cards(results / f"{name}.logs.tar.zst", read[name]["load_began"], seconds)
@@ -76,10 +78,10 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
             for event in one["final"]["events"]
             if event["on"].startswith(("InferenceService/", "Pod/m-", "Pod/n-")) and event["at"] >= begun[:19]
         ],
-        "conditions": one["final"]["service"]["status"].get("conditions"),
+        "conditions": _status(one["final"]).get("conditions"),
         "engine": [json.loads(text) for name, text in scrapes.items() if name.endswith("/about")],
         "counters": _counters(scrapes),
-        "limits": one["final"]["admission"]["items"][0]["limits"] if scenario.is_gated else None,
+        "limits": _limits(one["final"]) if scenario.is_gated else None,
         "policy": scenario.policy,
         "tools": {name: _tool(found.get("result")) for name, found in one.get("tools", {}).items()},
         "rival": _rival(one.get("rival"), began_s),
@@ -87,6 +89,18 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "beside": _beside(one, scenario),
         **{key: one[key] for key in ("first_answer_s", "to_zero_s", "held_s", "starts") if key in one},
     }
+
+
+def _status(final: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The service's; nothing if the API server did not say."""
+    status: Mapping[str, Any] = (final["service"] or {}).get("status", {})
+    return status
+
+
+def _limits(final: Mapping[str, Any]) -> Any:
+    """Those of admission; None if the API server did not say."""
+    items = (final["admission"] or {"items": []})["items"]
+    return items[0]["limits"] if items else None
 
 
 def _beside(one: Mapping[str, Any], scenario: scenarios.Scenario) -> dict[str, Any] | None:
@@ -226,9 +240,9 @@ def _member(archive: Path, pattern: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def _answers(records: Iterable[Mapping[str, Any]], from_s: float) -> dict[str, Any]:
-    """Outcomes of the requests that arrived from `from_s` on: rejections by reason, and queue times of others."""
-    late = [one for one in records if one["ended"] >= from_s]
+def _answers(records: Iterable[Mapping[str, Any]], from_s: float, until_s: float) -> dict[str, Any]:
+    """Outcomes of the requests that ended in this time: rejections by reason, and queue times of others."""
+    late = [one for one in records if from_s <= one["ended"] <= until_s + _MARK_S]
     rejected = [one for one in late if one["status"] != 200]
     return {
         "rejected": Counter(str(one["reason"]) for one in rejected),

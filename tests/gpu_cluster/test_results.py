@@ -197,6 +197,18 @@ def test_summary_of_requests() -> None:
     assert summarise._seconds(rows, scenario) == [[0, 2, 2, 1, 0.4, 0.7], [1, 1, 0, 0, None, None]]
 
 
+def test_answers_of_other_scenarios_are_none_of_zero() -> None:
+    def record(ended: float, status: int = 200) -> dict[str, Any]:
+        return {"ended": ended, "status": status, "reason": "model_starting", "queue_s": ended}
+
+    records = [record(9.0, 503), record(11.0, 503), record(20.1), record(60.0, 503), record(60.0)]
+    assert summarise._answers(records, 10.0, 20.0) == {
+        "rejected": {"model_starting": 1},
+        "last_rejection_s": 1.0,
+        "queue_s": [20.1],
+    }
+
+
 def test_gpu_seconds_of_the_load() -> None:
     pod = {"name": "m"}
     samples = [

@@ -79,8 +79,9 @@ def test_busy_cores_are_counted_without_those_that_wait(tmp_path: Path) -> None:
     assert run.cpu_busy_s(tmp_path / "stat") == 5.0
 
 
-def test_starts_are_kept() -> None:
+@pytest.mark.parametrize("admission", [{"items": [{"limits": {}}]}, {"items": []}, None])
+def test_starts_are_kept_whatever_the_api_server_does_not_say(admission: Any) -> None:
     starts = [{"pod": "m-serve-1", "until_ready_s": 40.0, "phases": PHASES}]
-    final = {"scrapes": {}, "events": [], "service": {"status": {}}, "admission": {"items": [{"limits": {}}]}}
+    final = {"scrapes": {}, "events": [], "service": None, "admission": admission}
     one = {"scenario": "starts", "began": 0.0, "samples": [], "marks": [], "final": final, "starts": starts}
     assert summarise._summary(one)["starts"] == starts
