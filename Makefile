@@ -53,7 +53,7 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
 test: setup $(VENV)/.clients ## Unit tests, and tests on a real API server, a real Envoy and real SDKs
 	@$(STAGE) -v binaries e2e/cluster/binaries $(API_BINARIES)
-	@$(STAGE) -v test $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile tests
+	@$(STAGE) -v test $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --durations=40 tests
 
 check: setup $(VENV)/.clients ## Linter, formatter, types, layers
 	@$(STAGE) lint ruff check .

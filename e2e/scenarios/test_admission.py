@@ -264,6 +264,7 @@ def _mixed_prompt(n: int) -> Prompt:
     return Prompt(text, OUTPUT_TOKENS, headers=((CLASS, request_class), (TENANT, tenant)), labels=labels)
 
 
+@pytest.mark.extended
 def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gateway: GatewayClient) -> None:
     """Nobody is thrown out for the urgent: that a few who come at once find room, others must leave some."""
     seconds, before, fallbacks = 70.0, _outcomes(gateway, gate), gateway.fallbacks()

@@ -20,6 +20,7 @@ def _ask(service: Service) -> httpx.Response:
     return httpx.post(f"{service.url}/v1/completions", json=body, timeout=TIMEOUT_S)
 
 
+@pytest.mark.extended
 def test_count_set_by_hand_is_named_and_undone(service: Callable[[str], Service], cluster: Cluster) -> None:
     handy = service("handy")
     cluster.apply(make_manifest("handy", {"serve": {"minReplicas": 2, "maxReplicas": 3}}), namespace=handy.namespace)

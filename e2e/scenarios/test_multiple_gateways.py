@@ -331,6 +331,7 @@ def test_slots_at_capacity_are_used_by_all_gateways(
     assert kept >= 0.95 * len(records), "what is rejected counts as missed"
 
 
+@pytest.mark.extended
 def test_overload_is_limited_also_when_the_owner_dies(
     learned_service: LearnedService,
     gate: Service,
