@@ -42,9 +42,8 @@ LIGHT_S = 36.0  # all of it within the operator's last minute when it is compare
 RETRY_HEADER = (("x-stainless-retry-count", "1"),)  # what SDKs send with a second attempt
 RETRY_EVERY, RETRY_OFFSET = 5, 4  # of five requests one is sent again that came four before
 FIRST, SECOND = "first", "second of"  # labels of these, with a number
-KILLED_S = 22.0
 SETTLED_S = 20.0  # after a step in load: the gates have learned what comes
-SAMPLED_S, SAMPLES = 25.0, 10
+KILLED_S, SAMPLED_S, SAMPLES = 22.0, 25.0, 10
 DOCUMENT_PRECISION = 1e-5  # `explain` tells its figures to six digits
 ENDPOINT_REMOVAL_S = 5.0  # until the node no longer sends connections to an endpoint that was removed
 

@@ -16,7 +16,7 @@ from plimsoll.core.ports import BucketCounts, GatewayConfigState, GatewayReading
 from plimsoll.core.types import MediaKind
 from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord
-from plimsoll.gateway.errors import RejectionReason
+from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.signals_document import build_signals
 from tests.gateway.kube_objects import build_catalog, pod, service
@@ -182,7 +182,7 @@ def test_parse_picker_document_equals_its_counts() -> None:
     tally = picker.stats("team/chat")
     tally.record_arrival(DemandTokens(300, {MediaKind.IMAGE: 200}), retry=False, demand=True)
     tally.record_arrival(DemandTokens(300, {MediaKind.IMAGE: 200}), retry=True, demand=True)
-    tally.record_rejection(RejectionReason.MODEL_STARTING)
+    tally.record_rejection(Rejection(RejectionReason.MODEL_STARTING, "It starts."))
     for ttft_us in (250_000, 250_000, 4_000_000):
         tally.record_completion(
             AccessRecord(request_id="t", upstream="h", status=200, flags="-", ttft_us=ttft_us, duration_us=3 * ttft_us)

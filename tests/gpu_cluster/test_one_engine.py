@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,23 @@ def test_page_has_what_was_admitted_under_overload() -> None:
         f"{phase['within'] / seconds:.1f} requests/s of all. {late['ttft']} missed TTFT, {late['tpot']} missed" in PART
     )
     first_s = RESULTS["overload"]["codes"]["overloaded"]["first_s"]
-    assert f"first rejection came {first_s - 30.0:.1f} s after the rise" in PART
+    assert f"first rejection was {first_s - 30.0:.1f} s after the rise" in PART
+
+
+def test_page_has_what_the_kill_cost() -> None:
+    kill = RESULTS["kill"]
+    killed_s = next(mark["at"] for mark in kill["marks"] if mark["what"] == "killed")
+
+    def after_kill_s(when: str) -> float:
+        return datetime.fromisoformat(when).timestamp() - float(kill["load_began"]) - killed_s
+
+    ready_s = after_kill_s(next(event["at"] for event in kill["events"] if event["reason"] == "Recovered"))
+    expected = next(one["tier"]["startingPods"] for one in kill["changes"] if "startingPods" in one["tier"])
+    assert f"ready again {ready_s:.0f} s later" in PART
+    assert f"expected to end {after_kill_s(expected.split()[-1]):.0f} s after the kill" in PART
+    rejected, last_s = kill["figures"]["all"]["statuses"]["503"], kill["codes"]["model_starting"]["last_s"]
+    assert f"{rejected} requests got 503 in the first {last_s - killed_s:.0f} s" in PART
+    assert f"{kill['late'][0]['ttft']} were answered late" in PART
 
 
 def test_no_client_was_rejected_at_zero() -> None:

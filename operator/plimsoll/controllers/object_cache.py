@@ -79,7 +79,7 @@ class ObjectCache:
         """Put an object. A version that is older than the cached one, or equal to it, changes nothing.
 
         So does one of an earlier object of the same name: all objects of a kind share their versions. A deleted object
-        stays away, unless a later version shows that a watch only lost sight of it.
+        stays away, unless a later version shows that only the labels which a watch selects had changed.
 
         notify: whether to call `on_change`.
         """

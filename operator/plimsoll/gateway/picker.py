@@ -222,7 +222,7 @@ class Picker:
 
     def reject(self, rejection: Rejection, shape: ErrorShape = ErrorShape.OPENAI, service: str = "") -> bytes:
         """Returns the HTTP response to a request that is no demand of any service, in the shape of its route."""
-        self._count_rejection(rejection, service)
+        self.stats(service).record_rejection(rejection)
         return rejection_response(to_response(rejection, self._random, shape))
 
     def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
@@ -433,18 +433,13 @@ class Picker:
         self.queue.schedule(key, wake_at_s, now, lambda: self.release((key,), self._clock.now()))
 
     def _reject(self, rejection: Rejection, ctx: RequestContext, now: float) -> bytes:
-        self._count_rejection(rejection, ctx.service if ctx.service in self.catalog.services else "")
+        self.stats(ctx.service if ctx.service in self.catalog.services else "").record_rejection(rejection)
         reply = to_response(rejection, self._random, ctx.route.shape)
         if rejection.reason.is_demand:
             self.recent_rejections.record(ctx.retry_key, now, reply.retry_after_s)
         else:
             self._exclude_from_demand(ctx)
         return rejection_response(reply)
-
-    def _count_rejection(self, rejection: Rejection, service: str) -> None:
-        self.stats(service).record_rejection(rejection.reason)
-        if rejection.limit is not None:
-            rejection.limit.count_reached()
 
     def _exclude_from_demand(self, ctx: RequestContext) -> None:
         """No capacity of the service that the client named would serve the request: it adds no replicas there."""

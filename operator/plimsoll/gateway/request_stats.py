@@ -17,7 +17,7 @@ from plimsoll.core.admission.request import AdmissionOutcome
 from plimsoll.core.slo import Deadlines
 from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
-from plimsoll.gateway.errors import RejectionReason
+from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.served_stats import ServedStats
 from plimsoll.telemetry import gateway_metrics
 from plimsoll.telemetry.pending_histogram import PendingHistogram
@@ -78,8 +78,10 @@ class RequestStats:
         else:
             self.local_prefills += 1
 
-    def record_rejection(self, reason: RejectionReason) -> None:
-        self.rejections[reason] += 1
+    def record_rejection(self, rejection: Rejection) -> None:
+        self.rejections[rejection.reason] += 1
+        if rejection.limit is not None:
+            rejection.limit.count_reached()
 
     def record_outcome(self, outcome: AdmissionOutcome) -> None:
         """Count an admission outcome. A queued request has another outcome later."""
