@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
 import shlex
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from plimsoll.api.contract import engine_contract
+from tests.packaging.imported_modules import imported_modules
 
 ROOT = Path(__file__).parents[2]
 # What the programs of the engine images may take from the operator; simulated.Dockerfile copies it.
@@ -51,23 +51,12 @@ def test_checkout_has_no_symbolic_link() -> None:
     assert [line for line in tracked.splitlines() if line.startswith("120000")] == []
 
 
-def _imports(path: Path) -> set[str]:
-    """The absolute modules that a file imports, wherever it does."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{name.name}" for name in node.names}
-    return found
-
-
 @pytest.mark.parametrize("program", OPERATOR_MODULES)
 def test_engine_image_program_imports_only_listed_modules(program: str) -> None:
     files = sorted((ROOT / "engine-image" / program).rglob("*.py"))
     assert files
     listed = tuple(f"{module}." for module in OPERATOR_MODULES[program])
-    imported = {module for path in files for module in _imports(path) if module.split(".")[0] == "plimsoll"}
+    imported = {module for path in files for module in imported_modules(path) if module.split(".")[0] == "plimsoll"}
     assert {module for module in imported if not module.startswith(listed)} == set()
     assert {prefix for prefix in listed if not any(module.startswith(prefix) for module in imported)} == set()
 
