@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +52,18 @@ def test_parse_chunk_boundaries_do_not_matter(requests: list[bytes], cuts: list[
     [
         (b"GET / HTTP/1.0\r\n\r\n", 400),
         (b"GET /\r\n\r\n", 400),
-        (b"\r\n\r\n", 400),
+        (b"GET / RTSP/1.0\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"BAD / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\nhost: a\n\n", 400),
+        (b"GET / HTTP/1.1\r\na: b\nc: d\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\na: b\r\n c: d\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\na: \x00b\r\n\r\n", 400),
+        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 5\r\n\r\nhello", 400),
+        (b"GET / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab", 400),
+        (b"GET / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\na", 400),
+        (b"GET / HTTP/1.1\r\ncontent-length: +1\r\n\r\na", 400),
         (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n: x\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nbad : x\r\n\r\n", 400),
@@ -59,16 +73,45 @@ def test_parse_chunk_boundaries_do_not_matter(requests: list[bytes], cuts: list[
         (b"GET / HTTP/1.1\r\ntransfer-encoding: gzip\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
-        (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n", 413),
+        (b"GET / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n" + b"a" * 1001, 413),
+        (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0x2\r\nab\r\n0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1_0\r\n" + b"a" * 16 + b"\r\n0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\ncontent-length: 1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nabcd", 400),
         (b"GET / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + b"1" * 2000, 400),
-        (b"G" * MAX_HEAD_BYTES, 431),
     ],
 )
 def test_parse_invalid_request_raises_status(raw: bytes, status: int) -> None:
     with pytest.raises(HttpParseError) as caught:
         parse(raw)
     assert caught.value.status == status
+    with pytest.raises(HttpParseError) as caught:
+        parse(*(raw[at : at + 1] for at in range(len(raw))))
+    assert caught.value.status == status
+
+
+def test_parse_endless_head_raises_431() -> None:
+    with pytest.raises(HttpParseError) as caught:
+        parse(b"GET / HTTP/1.1\r\na: ", *(b"a" * 4096 for _ in range(MAX_HEAD_BYTES // 4096)))
+    assert caught.value.status == 431
+
+
+def test_parse_long_body_is_no_long_head() -> None:
+    body = b"a" * (2 * MAX_HEAD_BYTES)
+    sized = b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    requests = parse(sized + GET[:9], GET[9:] + sized[:40], sized[40:], max_body=len(body))
+    assert [len(request.body) for request in requests] == [len(body), 0, len(body)]
+
+
+def test_parse_requests_before_invalid_one_are_returned() -> None:
+    parser = HttpParser(1000)
+    parser.feed(SIZED + GET + b"GET / HTTP/1.0\r\n\r\n" + GET)
+    first, second = parser.next(), parser.next()
+    assert (first and first.body, second and second.path) == (b"hello", b"/healthz")
+    for _ in range(2):
+        with pytest.raises(HttpParseError):
+            parser.next()
 
 
 @given(st.binary(max_size=400))
@@ -90,3 +133,20 @@ def test_response_is_serialised_completely() -> None:
 def test_response_header_with_line_break_raises() -> None:
     with pytest.raises(ValueError, match="line break"):
         response(200, (("a", "b\r\nc: d"),))
+
+
+class Tracked(HttpParser):
+    """One that a weak reference can follow."""
+
+
+def test_closed_parser_is_freed_without_garbage_collector() -> None:
+    parser = Tracked(1000)
+    parser.feed(SIZED)
+    alive = weakref.ref(parser)
+    gc.disable()
+    try:
+        parser.close()
+        del parser
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -1,19 +1,21 @@
-"""A minimal HTTP/1.1 parser and serializer for the picker's listeners.
+"""HTTP/1.1 requests and responses of the picker's listeners.
 
 Problem: an HTTP framework costs ten times the pick itself, and this code runs for every request. The clients are Envoy
 on the unix socket, and probes, Prometheus and the operator on TCP. None of them sends a stream.
 
-Idea: an incremental, strict parser with limits on head and body. It supports two framings, Content-Length and chunked.
+Idea: httptools parses, with limits on head and body. Two framings are read, Content-Length and chunked.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from http import HTTPStatus
 
+import httptools
 import msgspec
 
-MAX_HEAD_BYTES = 128 * 1024  # Envoy allows 60 KB of client headers and adds the error response
+MAX_HEAD_BYTES = 128 * 1024  # beyond its first piece; Envoy allows 60 KB of client headers and adds the error response
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 
 
@@ -35,111 +37,90 @@ class HttpRequest(msgspec.Struct):
 
 
 class HttpParser:
-    """Parses bytes given to `feed` into requests returned by `next`. Unusable after it raises HttpParseError."""
+    """Parses bytes given to `feed` into requests returned by `next`. Unusable after it raises HttpParseError.
+
+    httptools refuses what is ambiguous: repeated lengths, a length with a transfer coding, chunk sizes that are not
+    plain digits, line feeds in headers. It would collect a header line without a limit, take lines after the last chunk
+    for headers, read other codings than `chunked`, and stop before the body of an upgrade: the checks here refuse that.
+    """
+
+    __slots__ = (
+        "_body", "_body_bytes", "_complete", "_error", "_head_bytes", "_headers", "_in_head", "_max_body", "_parser",
+        "_path",
+    )  # fmt: skip
 
     def __init__(self, max_body: int) -> None:
-        self._buffer = bytearray()
+        self._parser = httptools.HttpRequestParser(self)
         self._max_body = max_body
-        self._head: tuple[bytes, bytes, dict[bytes, bytes]] | None = None
-        self._body_length: int | None = None  # None for a chunked body
-        self._chunks = bytearray()
+        self._complete: deque[HttpRequest] = deque()
+        self._error: HttpParseError | None = None
+        self._headers: dict[bytes, bytes] = {}
+        self._in_head = False
+        self._head_bytes = 0  # of an incomplete head, since the first piece of it
 
     def feed(self, data: bytes) -> None:
-        self._buffer += data
+        if self._error is not None:
+            return
+        headers = self._headers
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._error = cause if isinstance(cause, HttpParseError) else HttpParseError(400, f"not HTTP/1.1: {error}")
+        if self._in_head and self._headers is headers:  # the same head as before this piece
+            self._head_bytes += len(data)
+            if self._head_bytes >= MAX_HEAD_BYTES:
+                self._error = self._error or HttpParseError(431, "the request head exceeds the limit")
+
+    def close(self) -> None:
+        """Ends parsing when the connection has ended: httptools' parser and this one refer to each other until then."""
+        del self._parser
 
     def next(self) -> HttpRequest | None:
         """Returns the next complete request, or None if it needs more bytes. Raises HttpParseError."""
-        if self._head is None and not self._read_head():
-            return None
-        body = self._read_sized() if self._body_length is not None else self._read_chunked()
-        if body is None or self._head is None:
-            return None
-        method, path, headers = self._head
-        self._head = None
-        return HttpRequest(method, path, headers, body)
+        if self._complete:
+            return self._complete.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
 
-    def _read_head(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
-        if end < 0:
-            if len(self._buffer) >= MAX_HEAD_BYTES:
-                raise HttpParseError(431, "the request head exceeds the limit")
-            return False
-        lines = bytes(self._buffer[:end]).split(b"\r\n")
-        del self._buffer[: end + 4]
-        method, path = _request_line(lines[0])
-        headers = _headers(lines[1:])
-        self._head = method, path, headers
-        self._body_length = self._framing(headers)
-        return True
+    def on_message_begin(self) -> None:
+        self._path = b""
+        self._headers = {}
+        self._body: list[bytes] = []
+        self._body_bytes = self._head_bytes = 0
+        self._in_head = True
 
-    def _framing(self, headers: dict[bytes, bytes]) -> int | None:
-        coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
-        if coding is not None:
-            if coding.lower() != b"chunked" or length is not None:
-                raise HttpParseError(400, "unsupported transfer encoding")
-            self._chunks.clear()
-            return None
-        if length is None:
-            return 0
-        if not length.isdigit() or len(length) > 12:
-            raise HttpParseError(400, "the Content-Length is not a number")
-        if int(length) > self._max_body:
+    def on_url(self, part: bytes) -> None:
+        self._path += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            raise HttpParseError(400, "a trailer follows the last chunk")
+        self._headers[name.lower()] = value.rstrip()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._parser.get_http_version() != "1.1":
+            raise HttpParseError(400, "the request line is not HTTP/1.1")
+        if self._parser.should_upgrade():
+            raise HttpParseError(400, "an upgrade to another protocol is not supported")
+        coding, length = self._headers.get(b"transfer-encoding"), self._headers.get(b"content-length")
+        if coding is not None and coding.lower() != b"chunked":
+            raise HttpParseError(400, "unsupported transfer encoding")
+        if length is not None and int(length) > self._max_body:
             raise HttpParseError(413, "the body is too large")
-        return int(length)
 
-    def _read_sized(self) -> bytes | None:
-        length = self._body_length or 0
-        if len(self._buffer) < length:
-            return None
-        body = bytes(memoryview(self._buffer)[:length])  # one copy: it may be 8 MiB
-        del self._buffer[:length]
-        return body
+    def on_body(self, part: bytes) -> None:
+        self._body_bytes += len(part)
+        if self._body_bytes > self._max_body:
+            raise HttpParseError(413, "the body is too large")
+        self._body.append(part)
 
-    def _read_chunked(self) -> bytes | None:
-        while True:
-            end = self._buffer.find(b"\r\n", 0, 1024)
-            if end < 0:
-                if len(self._buffer) >= 1024:
-                    raise HttpParseError(400, "a chunk has no size")
-                return None
-            size = _chunk_size(bytes(self._buffer[:end]))
-            if len(self._chunks) + size > self._max_body:
-                raise HttpParseError(413, "the body is too large")
-            if len(self._buffer) < end + 2 + size + 2:
-                return None
-            self._chunks += self._buffer[end + 2 : end + 2 + size]
-            if self._buffer[end + 2 + size : end + 4 + size] != b"\r\n":
-                raise HttpParseError(400, "a chunk does not match its size, or a trailer follows")
-            del self._buffer[: end + 4 + size]
-            if size == 0:
-                return bytes(self._chunks)
-
-
-def _request_line(line: bytes) -> tuple[bytes, bytes]:
-    parts = line.split(b" ")
-    if len(parts) != 3 or not parts[0].isalpha() or parts[2] != b"HTTP/1.1":
-        raise HttpParseError(400, "the request line is not HTTP/1.1")
-    return parts[0], parts[1]
-
-
-def _headers(lines: Iterable[bytes]) -> dict[bytes, bytes]:
-    headers = {}
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        if not colon or not name or name != name.strip():
-            raise HttpParseError(400, "a header line is invalid")
-        headers[name.lower()] = value.strip()
-    return headers
-
-
-def _chunk_size(line: bytes) -> int:
-    digits = line.split(b";", 1)[0].strip()
-    try:
-        if len(digits) > 8:
-            raise ValueError("too long")
-        return int(digits, 16)
-    except ValueError as error:
-        raise HttpParseError(400, "a chunk size is not a hexadecimal number") from error
+    def on_message_complete(self) -> None:
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._complete.append(HttpRequest(self._parser.get_method(), self._path, self._headers, body))
+        self._body = []
 
 
 def response(status: int, headers: Iterable[tuple[str, str]] = (), body: bytes = b"", *, close: bool = False) -> bytes:

@@ -49,6 +49,7 @@ class HttpProtocol(asyncio.Protocol):
         self._restart_idle_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._parser.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._pending_reply is not None:
