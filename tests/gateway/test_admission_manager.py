@@ -173,7 +173,10 @@ async def test_tenant_quota_applies_despite_free_slots() -> None:
     reply = rejection_of(world.send(headers=tenant_headers))
     assert (reply.status, reply.error["code"]) == (429, "quota_exceeded")
     assert int(reply.headers["retry-after"]) == 10
-    assert "'jobs'" in str(reply.error["message"])
+    assert str(reply.error["message"]) == (
+        "Tenant 'jobs' has exceeded its quota of 0.1 requests per second for model 'chat'. This request has about"
+        " 9 prompt tokens. Send fewer requests or shorter prompts, or ask for a higher quota. Try again in 10 s."
+    )
     picked_engine(world.send())
 
 

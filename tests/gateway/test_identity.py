@@ -106,7 +106,7 @@ def test_revoked_and_expiring_keys_stop_at_once() -> None:
     assert isinstance(made.authenticate(sent, NOW_S), Identity)
     expired = made.authenticate(sent, NOW_S + 1.0)
     assert isinstance(expired, Rejection)
-    assert expired.message == "The API key 'ci' expired at 2027-01-15T08:00:01Z."
+    assert expired.message == "The API key 'ci' expired at 2027-01-15T08:00:01Z. Use a new one."
     made.keys.apply(WatchEvent("DELETED", secret))
     assert reason(made.authenticate(sent, NOW_S)) is RejectionReason.INVALID_API_KEY
 

@@ -126,7 +126,8 @@ def test_terminating_namespace_is_a_final_rejection(obj: Object) -> None:
     reply = rejection_of(PickerHarness(deleted(obj)).send())
     assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (503, "no_endpoint", "false")
     assert (
-        reply.error["message"] == "Model 'chat' is being deleted with its namespace, and none of its engines is ready."
+        reply.error["message"]
+        == "Model 'chat' is being deleted with its namespace, and none of its engines is ready. Use another model."
     )
     assert "x-plimsoll-eta" not in reply.headers
 

@@ -6,14 +6,17 @@ import math
 from dataclasses import dataclass
 
 from plimsoll.core.admission.cost_model import EngineCostModel
+from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.admission.request import MAX_REQUEST_TOKENS, AdmissionDecision, AdmissionOutcome
 from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, NO_RETRY, UNKNOWN_TIME, RetryAdvice, advise_retry
 from plimsoll.core.types import Task
+from plimsoll.core.units import format_number
 from plimsoll.gateway.api_routes import paths_of
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.request_parser import MAX_N, MAX_SEQUENCES_PER_PROMPT
+from plimsoll.gateway.service_catalog import ServiceEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,6 @@ class Availability:
 _REASON_BY_OUTCOME = {
     AdmissionOutcome.SHED_SATURATED: RejectionReason.OVERLOADED,
     AdmissionOutcome.SHED_STARTING: RejectionReason.MODEL_STARTING,
-    AdmissionOutcome.SHED_QUOTA: RejectionReason.QUOTA_EXCEEDED,
     AdmissionOutcome.SHED_DEADLINE: RejectionReason.DEADLINE,
     AdmissionOutcome.SHED_NO_CAPACITY: RejectionReason.NO_ENDPOINT,
 }
@@ -49,14 +51,15 @@ def admission_rejection(
     cost_model: EngineCostModel | None,
     availability: Availability,
     now: float,
-    max_model_len: int | None = None,
+    target: ServiceEntry | None = None,
 ) -> Rejection:
     """Returns the rejection that a client receives for an admission decision other than Admitted.
 
     `ready_engines` counts the ready engines of the service. `cost_model` is given only if no engine can hold the
-    request. `max_model_len` is the longest sequence in tokens by the engines' arguments, None if unknown.
+    request. `target` is the service that decided, None if it is gone.
     """
     if decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY and cost_model is not None:
+        max_model_len = None if target is None else target.max_model_len
         context = min(cost_model.kv_tokens, max_model_len or cost_model.kv_tokens)
         return too_long(ctx.model, ctx.prompt.tokens, context, is_exact=_is_exact(ctx))
     retry = decision.retry or NO_RETRY
@@ -68,6 +71,9 @@ def admission_rejection(
         waited = f"The request waited {now - ctx.arrived_s:.1f} s for model '{ctx.model}'"
         cause = "" if ready_engines else f" {without_engine(ctx.model, availability)}"
         return Rejection(RejectionReason.DEADLINE, f"{waited} and would miss its deadline of {ctx.deadline}.{cause}")
+    if decision.outcome is AdmissionOutcome.SHED_QUOTA:
+        tenants = {} if target is None or target.policy is None else target.policy.tenants
+        return over_quota(ctx, tenants.get(ctx.tenant), retry)
     message = _message(ctx, decision.outcome, ready_engines, availability, now)
     return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, retry=retry)
 
@@ -106,6 +112,21 @@ def deadline_too_short(model: str, deadline: str) -> Rejection:
         " longer. Allow more time, shorten the prompt or ask for fewer tokens."
     )
     return Rejection(RejectionReason.DEADLINE_TOO_SHORT, message)
+
+
+def over_quota(ctx: RequestContext, quota: TenantPolicy | None, retry: RetryAdvice) -> Rejection:
+    """Returns the rejection of a request beyond the quota of its tenant. `quota` is None if it has just changed."""
+    limits = []
+    if quota is not None and quota.requests_per_s is not None:
+        limits.append(f"{format_number(quota.requests_per_s)} requests per second")
+    if quota is not None and quota.tokens_per_min is not None:
+        limits.append(f"{format_number(quota.tokens_per_min)} tokens per minute")
+    of = f" of {' and '.join(limits)}" if limits else ""
+    message = (
+        f"Tenant '{ctx.tenant}' has exceeded its quota{of} for model '{ctx.model}'. This request has about"
+        f" {ctx.prompt.tokens} prompt tokens. Send fewer requests or shorter prompts, or ask for a higher quota."
+    )
+    return Rejection(RejectionReason.QUOTA_EXCEEDED, message, retry=retry)
 
 
 def too_many(model: str, sequences: int, n: int, limit: int, field: str = "prompt") -> Rejection:
@@ -195,7 +216,7 @@ def _stopped(model: str) -> str:
 
 
 def _deleted(model: str) -> str:
-    return f"Model '{model}' is being deleted with its namespace, and none of its engines is ready."
+    return f"Model '{model}' is being deleted with its namespace, and none of its engines is ready. Use another model."
 
 
 def model_not_found(model: str) -> Rejection:
@@ -216,7 +237,10 @@ def route_not_served(model: str, path: str, task: Task) -> Rejection:
 def too_many_unbooked(model: str, path: str, limit: GatewayLimit, count: int) -> Rejection:
     """Returns the rejection of a request that takes no capacity while `count` others are at each engine."""
     who = " of this client" if limit is GatewayLimit.CLIENT_TOKEN_REQUESTS else ""
-    message = f"The ready engines of model '{model[:200]}' have {count} requests like {path}{who} each already."
+    message = (
+        f"The ready engines of model '{model[:200]}' have {count} requests like {path}{who} each already, the limit."
+        " Send fewer at once."
+    )
     return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(1.0), limit=limit)
 
 
@@ -226,7 +250,9 @@ def too_many_streams(limit: GatewayLimit, count: int, model: str) -> Rejection:
         message = f"This gateway instance has {count} event streams of models open already, its limit."
     else:
         who = "This client" if limit is GatewayLimit.CLIENT_PROGRESS_STREAMS else f"Model '{model[:200]}'"
-        message = f"{who} has {count} event streams of models open at this gateway instance already, the limit."
+        message = (
+            f"{who} has {count} event streams of models open at this gateway instance already, the limit. Close one."
+        )
     return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(10.0), limit=limit)
 
 
@@ -238,8 +264,6 @@ def _message(
     if outcome is AdmissionOutcome.SHED_SATURATED:
         load = "its one ready engine" if ready_engines == 1 else f"its {ready_engines} ready engines"
         return f"{waited}Model '{model}' is at capacity: {load} cannot serve another request within the SLO."
-    if outcome is AdmissionOutcome.SHED_QUOTA:
-        return f"Tenant '{ctx.tenant}' has exceeded its quota for model '{model}'."
     if outcome is AdmissionOutcome.SHED_STARTING:
         return waited + _starting(model, availability)
     return _deleted(model) if availability.deleted else _stopped(model)

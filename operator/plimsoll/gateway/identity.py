@@ -172,7 +172,7 @@ class Authenticator:
         try:
             claims = read_claims(payload, self._issuers)
         except InvalidClaims as error:
-            return Rejection(RejectionReason.INVALID_TOKEN, f"The token cannot be used: {error}.")
+            return Rejection(RejectionReason.INVALID_TOKEN, f"The token cannot be used: {error}. Get another one.")
         tenant, subject = bounded_name(claims.tenant), bounded_name(claims.subject)
         found = Identity(
             "",
@@ -261,7 +261,7 @@ _NO_DIGEST: Final = bytes(32)
 _HOW: Final = "Send it as 'Authorization: Bearer KEY', 'x-api-key: KEY' or 'api-key: KEY'."
 _MISSING: Final = Rejection(RejectionReason.MISSING_API_KEY, f"This gateway requires an API key. {_HOW}")
 _INVALID: Final = Rejection(
-    RejectionReason.INVALID_API_KEY, "The API key is not valid: it is wrong, or it has been revoked."
+    RejectionReason.INVALID_API_KEY, "The API key is not valid: it is wrong, or it has been revoked. Use a valid key."
 )
 
 
@@ -273,7 +273,7 @@ _MISSING_EITHER: Final = Rejection(
     f"This gateway requires an API key or a token. {_HOW} Send a token as 'Authorization: Bearer TOKEN'.",
 )
 _NO_TOKEN: Final = Rejection(
-    RejectionReason.INVALID_TOKEN, "The credential is no token (JWT). This gateway accepts no other."
+    RejectionReason.INVALID_TOKEN, "The credential is no token (JWT). This gateway accepts no other. Send a token."
 )
 
 
@@ -282,7 +282,9 @@ def _invalid_token(credential: bytes, unix_s: float) -> Rejection:
     at = expired_at(credential)
     if at is not None and at.timestamp() <= unix_s:
         return _expired_token(at.timestamp())
-    message = "The token is not valid: this gateway does not accept its issuer, audience, signature or times."
+    message = (
+        "The token is not valid: this gateway does not accept its issuer, audience, signature or times. Get a new one."
+    )
     return Rejection(RejectionReason.INVALID_TOKEN, message)
 
 
@@ -291,7 +293,7 @@ def _expired_token(at_s: float) -> Rejection:
 
 
 def _expired(key: ApiKey) -> Rejection:
-    message = f"The API key '{key.name}' expired at {format_time(key.expires_s or 0.0)}."
+    message = f"The API key '{key.name}' expired at {format_time(key.expires_s or 0.0)}. Use a new one."
     return Rejection(RejectionReason.EXPIRED_API_KEY, message)
 
 
