@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from plimsoll.api import conditions, events, recommendation
+from plimsoll.api.next_steps import NEXT_STEPS
 from plimsoll.cli import main as cli
 from plimsoll.telemetry import gateway_metrics, operator_metrics
 
@@ -39,9 +40,8 @@ def conditions_page() -> str:
     """Types and reasons of conditions."""
     lines = ["# Conditions", "", KSTATUS_NOTE, "", "| type | what it means while it is true |", "|---|---|"]
     lines += [f"| `{kind.value}` | {conditions.TYPE_MEANINGS[kind]} |" for kind in conditions.ConditionType]
-    types = {kind.value for kind in conditions.ConditionType}
-    lines += ["", "| reason, unless it is a type | what it means |", "|---|---|"]
-    lines += [f"| `{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items() if r.value not in types]
+    lines += ["", "| reason | what it means | what to do |", "|---|---|---|"]
+    lines += [f"| `{r.value}` | {text} | {NEXT_STEPS[r]} |" for r, text in conditions.REASON_MEANINGS.items()]
     return "\n".join(lines) + "\n"
 
 

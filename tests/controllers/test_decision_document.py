@@ -128,7 +128,11 @@ def test_document_missing_metrics_have_reason() -> None:
         "metrics"
     ]
     assert found["gateways"]["age_s"] is None
-    assert found["gateways"]["rate_per_s"] == found["requests"] == {"unknown": "nothing heard yet"}
+    assert (
+        found["gateways"]["rate_per_s"]
+        == found["requests"]
+        == {"unknown": "neither gateways nor engines have reported it yet"}
+    )
     assert build_document(ServiceState.for_roles(["serve"]), KEY, START_S)["metrics"] is None
 
 

@@ -18,6 +18,7 @@ from plimsoll.api.conditions import (
 )
 from plimsoll.api.events import EVENT_MEANINGS as EVENT_MEANING
 from plimsoll.api.events import Event, EventReason
+from plimsoll.api.next_steps import NEXT_STEPS
 from plimsoll.controllers.autoscale.scaling_status import initial_report
 from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.core.admission.publication import AdmissionLimits
@@ -313,9 +314,10 @@ def test_abnormal_true_conditions_exist_only_while_true() -> None:
     assert all(one.holds for stated in found for one in stated.values() if one.type in ABNORMAL_TRUE)
 
 
-def test_reasons_all_have_a_meaning() -> None:
+def test_reasons_all_have_a_meaning_and_next_step() -> None:
     assert set(TYPE_MEANINGS) == set(ConditionType)
     assert set(REASON_MEANINGS) == set(ConditionReason)
+    assert set(NEXT_STEPS) == set(ConditionReason)
     assert set(EVENT_MEANING) == set(EventReason)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.controllers.autoscale.scaling_conditions import _CHECK_PODS
 from plimsoll.controllers.autoscale.signal_health import BYPASS_SECONDS, ENGINE_SILENCE_SECONDS, STALE_CONFIG_SECONDS
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
@@ -116,13 +117,13 @@ def test_partial_metrics_name_silent_sources() -> None:
     found = condition_of(world, ConditionType.METRICS_DEGRADED)
     assert found.reason is ConditionReason.METRICS_PARTIAL
     silent = "5 serve engines (chat-serve-b, chat-serve-c, chat-serve-d and 2 more)"
-    assert found.message == f"no metrics from {silent}: tiers can scale up, but not down"
+    assert found.message == f"no metrics from {silent}: tiers can scale up, but not down. {_CHECK_PODS}"
     world, _ = ready_world()
     world.gateways = ("gw-1", "gw-2")
     for at in range(60):
         run_tick(world, at)
     assert condition_of(world, ConditionType.METRICS_DEGRADED).message == (
-        "no metrics from 1 gateway (gw-2): tiers can scale up, but not down"
+        f"no metrics from 1 gateway (gw-2): tiers can scale up, but not down. {_CHECK_PODS}"
     )
 
 

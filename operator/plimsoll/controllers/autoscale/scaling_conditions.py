@@ -38,6 +38,8 @@ _PROMETHEUS_ONLY: Final = (
 _REMEDY: Final = (
     "Remove it, or set spec.scaling.mode to Recommend. After a change by hand, edit the service's spec to scale again"
 )
+_UNFREEZE: Final = "It changes once they are known: condition MetricsDegraded names metrics that are missing"
+_CHECK_PODS: Final = "Check these pods, and that the operator can reach them (NetworkPolicy, mesh)"
 _ENGINES_SILENT: Final = (
     f"no ready engine has reported at port {{}} for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown, and the replica"
     " count is frozen. Check metricsPort, and that the operator can reach it (NetworkPolicy, mesh)"
@@ -88,17 +90,22 @@ def scaling_inactive(
         brief = f"{shorten(other_writer, MAX_QUOTE_CHARS)}: {yields}; see condition {kind}"
         return Condition(kind, True, ConditionReason.REPLICAS_OWNED, f"{other_writer}: {yields}. {_REMEDY}", brief)
     if spec.policy.paused:
-        return inactive(ConditionReason.PAUSED, "spec.scaling.paused is true: decisions are reported, but not applied")
+        return inactive(
+            ConditionReason.PAUSED,
+            "spec.scaling.paused is true: decisions are reported, but not applied. Set it to false to scale",
+        )
     if spec.policy.mode is not ScalingMode.AUTO:
         return inactive(
             ConditionReason.RECOMMEND_ONLY
             if spec.policy.mode is ScalingMode.RECOMMEND
             else ConditionReason.SCALING_OFF,
-            f"spec.scaling.mode is {spec.policy.mode}: the autoscaler does not change replica counts",
+            f"spec.scaling.mode is {spec.policy.mode}: the autoscaler does not change replica counts. Set it to Auto to"
+            " scale",
         )
     if spec.slo is None:
         return inactive(
-            ConditionReason.NO_SLO, "spec.slo is not set: the tiers are not sized, and each tier keeps its minReplicas"
+            ConditionReason.NO_SLO,
+            "spec.slo is not set: the tiers are not sized, and each tier keeps its minReplicas. Set it to scale",
         )
     if frozen:
         if not engine.launched:
@@ -108,7 +115,7 @@ def scaling_inactive(
             )
             return inactive(ConditionReason.DEMAND_UNKNOWN, message)
         reasons = "; ".join(f"{name}: {why}" for name, why in frozen.items())
-        return inactive(ConditionReason.DEMAND_UNKNOWN, f"the replica count is frozen: {reasons}")
+        return inactive(ConditionReason.DEMAND_UNKNOWN, f"the replica count is frozen: {reasons}. {_UNFREEZE}")
     return None
 
 
@@ -126,7 +133,8 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
     if health.gateways_silent:
         message = (
             f"no gateway replica has reported request metrics for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown,"
-            " and the replica count is frozen"
+            " and the replica count is frozen. Check the gateway pods, and that the operator can reach them"
+            " (NetworkPolicy)"
         )
         return degraded(ConditionReason.METRICS_MISSING, message)
     if health.silent_tiers and metrics_port is None:
@@ -149,7 +157,7 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
         )
         return degraded(ConditionReason.GATEWAYS_BYPASSED, message)
     if health.partial:
-        message = f"no metrics from {health.partial}: tiers can scale up, but not down"
+        message = f"no metrics from {health.partial}: tiers can scale up, but not down. {_CHECK_PODS}"
         return degraded(ConditionReason.METRICS_PARTIAL, message)
     if health.prometheus_only_tiers:
         gateways = "gateways answer; " if health.target_metrics_port is None else ""

@@ -14,7 +14,7 @@ from plimsoll.core.ports import BucketCounts, SloCounts
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
 
-NO_DATA: Final = Unavailable("nothing heard yet")
+NO_DATA: Final = Unavailable("neither gateways nor engines have reported it yet")
 NO_TRANSFERS: Final = TransferStats(0.0, 0.0, 0.0)
 
 
