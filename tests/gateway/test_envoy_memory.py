@@ -184,6 +184,8 @@ async def test_connections_beyond_limit_are_refused(tmp_path_factory: pytest.Tem
 
         await wait_until(are_refused, "the surplus is closed")
         assert (await stack.admin.stats()).connections <= stack.settings.max_connections
+        async with stack.http.get(f"http://127.0.0.1:{stack.settings.probe_port}/readyz") as page:
+            assert page.status == 200, "a full gateway stays in its Service"
         assert (await stack.ask_fully())[0] == 200
         reader, _ = connections[-1]
         assert await asyncio.wait_for(reader.read(1), TIMEOUT_S) == b""
