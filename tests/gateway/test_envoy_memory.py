@@ -172,6 +172,8 @@ async def test_connections_beyond_limit_are_refused(tmp_path_factory: pytest.Tem
         engine = await stack.engine()
         await stack.start([service()], [pod(engine.address)])
         await stack.wait_routable(engine)
+        await stack.http.close()
+        stack.http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=600.0))
         assert (await stack.ask_fully())[0] == 200  # over a connection that stays open
         for _ in range(stack.settings.max_connections + 50):
             connections.append(await asyncio.open_connection("127.0.0.1", stack.settings.port))
