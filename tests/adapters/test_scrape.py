@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -229,6 +230,61 @@ async def test_fetch_without_engine_metrics_raises_unavailable() -> None:
 
     with pytest.raises(BackendUnavailable, match="a: the page has no metric of vLLM"):
         await engine_metrics.fetch_page(launcher_alone, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS)
+
+
+BUCKET = b'vllm:request_prompt_tokens_bucket{le="%d"} 1\n'
+HOSTILE_PAGES = {
+    "malformed": b"vllm:\n" * (1 << 18),
+    "creation times": b"vllm:a_created 1\n" * (1 << 16),
+    "buckets": b"".join(BUCKET % n for n in range(1_000, 22_000)).replace(b"} 1", b"} 3"),
+    "processes": b"".join(b"process_start_time_seconds %d\n" % n for n in range(31_000)),
+    "one line": b"vllm:num_requests_waiting{" + b'a="b",' * 170_000 + b"} 1\n",
+    "empty lines": b"\n" * (1 << 20),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE_PAGES.values(), ids=HOSTILE_PAGES)
+async def test_fetch_of_hostile_page_lets_the_loop_run(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in bytes, between two turns of another task: at most a piece, or one line that is longer."""
+    page = text + PAGE.encode()
+    read_bytes, largest = 0, 0
+    add_line = engine_metrics._Page.add_line
+
+    def counted(self: engine_metrics._Page, line: bytes) -> None:
+        nonlocal read_bytes
+        read_bytes += len(line) + 1
+        add_line(self, line)
+
+    async def http_get(address: str, port: int, path: str, tls_name: str = "") -> bytes:
+        return page
+
+    async def other_task() -> None:
+        nonlocal read_bytes, largest
+        while True:
+            largest, read_bytes = max(largest, read_bytes), 0
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    turns: list[int] = []
+    monkeypatch.setattr(engine_metrics._Page, "add_line", counted)
+    other = asyncio.create_task(other_task())
+    _, reading = await engine_metrics.fetch_page(http_get, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS)
+    other.cancel()
+    longest_line = max(map(len, page.split(b"\n"))) + 1
+    assert max(largest, read_bytes) <= max(engine_metrics.PIECE_BYTES, longest_line)
+    assert len(turns) >= (len(page) - longest_line) // engine_metrics.PIECE_BYTES
+    assert reading.running == 3.0
+    assert reading.prompt_tokens is not None
+    assert sum(reading.prompt_tokens.counts) == 4.0
+    assert len(reading.prompt_tokens.edges) <= engine_metrics.MAX_SERIES + 1
+    assert len(reading.instance_id) < 16 * engine_metrics.MAX_SERIES
+
+
+async def test_ordinary_page_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read(PAGE.encode(), "a", AT_S)
+    for size in (1, 100, len(PAGE) - 1):
+        monkeypatch.setattr(engine_metrics, "PIECE_BYTES", size)
+        assert read(PAGE.encode(), "a", AT_S) == whole
 
 
 async def test_fetch_unreachable_engine_raises_unavailable() -> None:

@@ -17,7 +17,8 @@ DONE = b"data: [DONE]\n\n"
 class Behaviour:
     """tokens: events of a stream. hold: an event that every answer waits for before its first byte, and `pause` one
     that streams wait for after their first event. die_after: events after which the connection is reset; 0 is before
-    the first byte. marked: answer 503 for this reason, with the marker that says 'try elsewhere'."""
+    the first byte. marked: answer 503 for this reason, with the marker that says 'try elsewhere'. text: of an answer
+    that is no stream. usage: JSON at the end of answers."""
 
     tokens: int = 3
     release_event: asyncio.Event | None = None
@@ -25,6 +26,8 @@ class Behaviour:
     die_after: int | None = None
     error_marker: str = ""
     status: int = 200
+    text: str = "x"
+    usage: bytes = b""
 
 
 @dataclass
@@ -107,7 +110,8 @@ class _Connection(asyncio.Protocol):
         if b'"stream":true' in request.body.replace(b" ", b"") and how.status == 200:
             await self._stream(how)
         else:
-            body = json.dumps({"model": "m", "choices": [{"index": 0, "message": {"content": "x"}}]}).encode()
+            body = json.dumps({"model": "m", "choices": [{"index": 0, "message": {"content": how.text}}]}).encode()
+            body = body[:-1] + b', "usage": ' + how.usage + b"}" if how.usage else body
             self._transport.write(response(how.status, headers, body))
 
     async def _stream(self, how: Behaviour) -> None:
@@ -120,6 +124,8 @@ class _Connection(asyncio.Protocol):
             self._transport.write(_chunk(CHUNK))
             if sent == 0 and how.pause is not None:
                 await how.pause.wait()
+        if how.usage:
+            self._transport.write(_chunk(b'data: {"choices":[],"usage":' + how.usage + b"}\n\n"))
         self._transport.write(_chunk(DONE) + b"0\r\n\r\n")
 
 

@@ -10,7 +10,12 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
+import yaml
 
+from plimsoll.core.units import parse_quantity
+
+CHART_VALUES = yaml.safe_load((Path(__file__).parents[2] / "charts/plimsoll/values.yaml").read_text())
+ENVOY_MEMORY_BYTES = int(parse_quantity(CHART_VALUES["gateway"]["envoy"]["resources"]["limits"]["memory"]))
 BODY_BYTES = int(7.5e6)
 HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
 

@@ -7,6 +7,7 @@ import time
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from plimsoll.gateway import request_attributes
@@ -72,6 +73,8 @@ def test_served_request_line_has_all_fields() -> None:
         "ttft_s": 0.0015,
         "duration_s": 0.09,
         "prompt_tokens": 42,
+        "output_tokens": None,
+        "output_tokens_from": None,
         "request_bytes": 64,
         "response_bytes": 100,
     }
@@ -83,6 +86,18 @@ def test_request_unknown_to_picker_has_envoys_fields() -> None:
     )
     assert (line["status"], line["reason"], line["endpoint"], line["ttft_s"]) == (503, "overloaded", None, None)
     assert (line["model"], line["queue_s"], line["retry"]) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("reported", "estimated", "tokens", "source"),
+    [(7, 90, 7, "usage"), (0, 90, 0, "usage"), (None, 90, 90, "size"), (None, None, None, None)],
+)
+def test_output_tokens_are_reported_or_estimated(
+    reported: int | None, estimated: int | None, tokens: int | None, source: str | None
+) -> None:
+    known = RequestAttributes("acme", "batch", "acme-1", output_tokens=estimated)
+    line = line_of(msgspec.structs.replace(SERVED, output_tokens=reported), known)
+    assert (line["output_tokens"], line["output_tokens_from"]) == (tokens, source)
 
 
 def test_health_check_has_no_line() -> None:

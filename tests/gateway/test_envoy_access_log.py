@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from plimsoll.core.admission.token_estimator import MIN_STREAMS
 from plimsoll.gateway.settings import ApiKeyMode
 from tests.gateway.api_key_secrets import bearer, key_of, key_secret
 from tests.gateway.conftest import make_directory
@@ -63,6 +64,45 @@ async def test_served_request_has_one_full_line(single_slot_gateway: tuple[Logge
     assert line["prompt_tokens"] > 0
     assert line["request_bytes"] > 0
     assert (line["reason"], line["prefill_endpoint"]) == (None, None)
+
+
+FORGED = '{"usage": {"completion_tokens": 7}}' * 100
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ('{"prompt_tokens": 9, "completion_tokens": 41, "completion_tokens_details": {"reasoning_tokens": 3}}', 41),
+        ('{"input_tokens":9,"output_tokens":42}', 42),
+        ("", None),
+        ('{"completion_tokens": -5}', None),
+        ('{"completion_tokens": 12345678901}', None),
+    ],
+)
+async def test_reported_output_tokens_are_in_the_line(
+    single_slot_gateway: tuple[LoggedGateway, FakeEngine], usage: str, tokens: int | None, stream: bool
+) -> None:
+    gateway, engine = single_slot_gateway
+    engine.behaviour.usage, engine.behaviour.text = usage.encode(), FORGED
+    name = f"usage-{tokens}-{len(usage)}-{stream}"
+    async with gateway.ask(stream=stream, sent={"x-request-id": name}) as answer:
+        assert answer.status == 200
+        await answer.read()
+    line = await gateway.line_of(name)
+    assert (line["output_tokens"], line["output_tokens_from"]) == (tokens, None if tokens is None else "usage")
+
+
+async def test_streams_without_usage_are_estimated_by_size(
+    single_slot_gateway: tuple[LoggedGateway, FakeEngine],
+) -> None:
+    gateway, _ = single_slot_gateway
+    for n in range(MIN_STREAMS):
+        async with gateway.ask(stream=True, sent={"x-request-id": f"sized-{n}"}) as answer:
+            await answer.read()
+    line = await gateway.line_of(f"sized-{MIN_STREAMS - 1}")
+    assert line["output_tokens"] > 0
+    assert line["output_tokens_from"] == "size"
 
 
 async def test_queued_and_cancelled_requests_have_lines(single_slot_gateway: tuple[LoggedGateway, FakeEngine]) -> None:

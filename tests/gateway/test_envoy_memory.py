@@ -12,18 +12,23 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 import pytest_asyncio
-import yaml
 
-from plimsoll.core.units import parse_quantity
 from plimsoll.gateway.gateway_limit import GatewayLimit
 from tests.gateway.kube_objects import pod, service
-from tests.gateway.quantity_attacks import BODY_BYTES, HEAD, flood, half_send, half_send_http2, peak_bytes, slow_reader
-from tests.gateway.stack import ROOT, TIMEOUT_S, GatewayStack, stop, wait_until
+from tests.gateway.quantity_attacks import (
+    BODY_BYTES,
+    ENVOY_MEMORY_BYTES,
+    HEAD,
+    flood,
+    half_send,
+    half_send_http2,
+    peak_bytes,
+    slow_reader,
+)
+from tests.gateway.stack import TIMEOUT_S, GatewayStack, stop, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="function"), pytest.mark.timeout(120)]
 
-VALUES = yaml.safe_load((ROOT / "charts/plimsoll/values.yaml").read_text())
-MEMORY_BYTES = int(parse_quantity(VALUES["gateway"]["envoy"]["resources"]["limits"]["memory"]))
 ATTACK_SECONDS = 8.0  # enough for Envoy to reach its memory limit
 
 
@@ -31,7 +36,7 @@ ATTACK_SECONDS = 8.0  # enough for Envoy to reach its memory limit
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayStack]:
     """A gateway of the test's own with the services `chat` and `vision`, one engine each, and Envoy's peak below the
     limit in the end."""
-    stack = GatewayStack(tmp_path_factory.mktemp("gw"), envoy_memory_bytes=MEMORY_BYTES)
+    stack = GatewayStack(tmp_path_factory.mktemp("gw"), envoy_memory_bytes=ENVOY_MEMORY_BYTES)
     try:
         chat, vision = await stack.engine(), await stack.engine()
         pods = [pod(chat.address), pod(vision.address, service="vision")]
@@ -43,7 +48,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
         assert stack.envoy.poll() is None, "Envoy ended"
         peak = peak_bytes(stack.envoy.pid)
         print(f"Envoy's peak RSS: {peak / 1e6:.0f} MB")
-        assert peak < MEMORY_BYTES
+        assert peak < ENVOY_MEMORY_BYTES
     finally:
         await stack.shut_down()
         print(stack.log.read_text()[-2000:])
@@ -167,6 +172,8 @@ async def test_connections_beyond_limit_are_refused(tmp_path_factory: pytest.Tem
         engine = await stack.engine()
         await stack.start([service()], [pod(engine.address)])
         await stack.wait_routable(engine)
+        await stack.http.close()
+        stack.http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=600.0))
         assert (await stack.ask_fully())[0] == 200  # over a connection that stays open
         for _ in range(stack.settings.max_connections + 50):
             connections.append(await asyncio.open_connection("127.0.0.1", stack.settings.port))
@@ -179,6 +186,8 @@ async def test_connections_beyond_limit_are_refused(tmp_path_factory: pytest.Tem
 
         await wait_until(are_refused, "the surplus is closed")
         assert (await stack.admin.stats()).connections <= stack.settings.max_connections
+        async with stack.http.get(f"http://127.0.0.1:{stack.settings.probe_port}/readyz") as page:
+            assert page.status == 200, "a full gateway stays in its Service"
         assert (await stack.ask_fully())[0] == 200
         reader, _ = connections[-1]
         assert await asyncio.wait_for(reader.read(1), TIMEOUT_S) == b""

@@ -12,9 +12,6 @@ from plimsoll.gateway.api_routes import ROUTES
 from plimsoll.gateway.served_stats import (
     LONGEST_OUTPUT,
     LONGEST_PROMPT,
-    MAX_NAMED_TENANTS,
-    MAX_TENANT_CHARS,
-    OTHER_TENANTS,
     OUTPUT_CLASSES,
     PROMPT_CLASSES,
     ServedRequest,
@@ -22,6 +19,7 @@ from plimsoll.gateway.served_stats import (
     length_class,
 )
 from plimsoll.gateway.signals_document import update_metrics
+from plimsoll.gateway.tenant_labels import MAX_NAMED_TENANTS, MAX_TENANT_CHARS, OTHER_TENANTS
 from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import pod, service
 from tests.gateway.one_queue_harness import Gateways, eventually

@@ -224,6 +224,16 @@ def test_largest_body_passes_without_picker() -> None:
     assert rate_policy(settings)["descriptors"][0]["token_bucket"]["max_tokens"] >= settings.max_body_bytes
 
 
+@pytest.mark.parametrize("tls", [{}, {"PLIMSOLL_TLS_DIR": "/tls", "PLIMSOLL_TLS_PLAINTEXT": "Allow"}])
+def test_unfinished_requests_end_within_a_minute(tls: dict[str, str]) -> None:
+    """By default, on all filter chains: 10 s for the first byte and the headers, 60 s for the whole request."""
+    document = listener_resource(PickerSettings.from_environment(tls))
+    assert document["listener_filters_timeout"] == "10.000s"
+    assert set(_values(document["filter_chains"], "request_headers_timeout")) == {"10.000s"}
+    assert set(_values(document["filter_chains"], "request_timeout")) == {"60.000s"}
+    assert len(_values(document["filter_chains"], "request_timeout")) == len(document["filter_chains"])
+
+
 def test_source_is_network_of_ipv6_address() -> None:
     document = listener_resource(PickerSettings())
     [source] = _values(document["listener_filters"][0], "inline_string")

@@ -60,6 +60,8 @@ def access_line(record: AccessRecord, attributes: RequestAttributes | None, unix
             "ttft_s": _seconds(record.ttft_us) if is_at_engine else None,
             "duration_s": _duration_s(record),
             "prompt_tokens": known.prompt_tokens,
+            "output_tokens": known.output_tokens if record.output_tokens is None else record.output_tokens,
+            "output_tokens_from": _output_source(record, known),
             "request_bytes": record.received_bytes,
             "response_bytes": record.sent_bytes,
         },
@@ -67,6 +69,13 @@ def access_line(record: AccessRecord, attributes: RequestAttributes | None, unix
     )
     # Some readers take U+2028 and the like for the end of a line.
     return line if line.isascii() else json.dumps(orjson.loads(line), separators=(",", ":")).encode() + b"\n"
+
+
+def _output_source(record: AccessRecord, known: RequestAttributes) -> str | None:
+    """Returns what the output tokens are from: the response's `usage`, an estimate by its size, None if unknown."""
+    if record.output_tokens is not None:
+        return "usage"
+    return None if known.output_tokens is None else "size"
 
 
 def _duration_s(record: AccessRecord) -> float | None:

@@ -203,7 +203,9 @@ class GatewayProcess:
     def not_ready_reason(self) -> str:
         """Returns why this gateway is not ready for requests, or "" if it is.
 
-        It stays ready while it stops: a Service without another ready endpoint still routes to it.
+        It stays ready while it stops: a Service without another ready endpoint still routes to it. It also stays ready
+        while its connections or its heap are full: under an attack that fills all gateways, each that left would take
+        its places, which become free all the time, from the clients.
         """
         if not self._watch_cache.synced:
             return "the first list of InferenceServices, admission limits and pods from the API server is not complete"

@@ -85,6 +85,8 @@ class EnvoyReports:
     def _complete_booked(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord, now: float) -> None:
         picker = self._picker
         forwarded = picker.admission.complete(request_id, record, now)
+        if forwarded is not None:
+            picker.attributes.set_output(request_id, forwarded.output_tokens)
         # Only the client's retry header counts here: a client can retry before this record arrives.
         if record.status is not None and record.status >= 500:
             picker.recent_rejections.record(in_flight.retry_key, now, 0.0)

@@ -315,6 +315,7 @@ class Picker:
             self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
             tokens = demand_tokens(ctx, self.admission.kv_tokens(key))
             stats.record_arrival(tokens, retry=ctx.is_retry, demand=True)
+        stats.record_sent(ctx.tenant)
         if decision is not None:
             stats.record_outcome(AdmissionOutcome.ADMITTED)
         if pick.endpoint.role is Role.DECODE:
@@ -431,7 +432,7 @@ class Picker:
         self.queue.schedule(key, wake_at_s, now, lambda: self.release((key,), self._clock.now()))
 
     def _reject(self, rejection: Rejection, ctx: RequestContext, now: float) -> bytes:
-        self.stats(ctx.service if ctx.service in self.catalog.services else "").record_rejection(rejection)
+        self.stats(ctx.service if ctx.service in self.catalog.services else "").record_rejection(rejection, ctx.tenant)
         reply = to_response(rejection, self._random, ctx.route.shape)
         if rejection.reason.is_demand:
             self.recent_rejections.record(ctx.retry_key, now, reply.retry_after_s)

@@ -35,7 +35,8 @@ class RequestAttributes(msgspec.Struct, eq=False):
 
     `model` is the name that the client sent, "" if the body has none. `service` handles the request. `queued_s` is the
     time from its arrival at the picker to the picker's answer, None without an answer. `prompt_tokens` are those of all
-    sequences, estimated. `prefill` is the address of the prefill engine, "" without one.
+    sequences, estimated. `prefill` is the address of the prefill engine, "" without one. `output_tokens` are estimated
+    from the size of a complete stream, None if unknown.
     """
 
     tenant: str
@@ -47,6 +48,7 @@ class RequestAttributes(msgspec.Struct, eq=False):
     is_retry: bool = False
     queued_s: float | None = None
     prefill: str = ""
+    output_tokens: int | None = None
     context: RequestContext | None = None  # until the picker answers
     is_sampled: bool = False  # whether it has a trace
 
@@ -116,6 +118,12 @@ class AttributeStore:
         attributes = self._attributes.get(request_id)
         if attributes is not None:
             attributes.answer(now)
+
+    def set_output(self, request_id: str, tokens: int | None) -> None:
+        """Record the estimated output of a request that ends."""
+        attributes = self._attributes.get(request_id)
+        if attributes is not None:
+            attributes.output_tokens = tokens
 
     def take(self, request_id: str) -> RequestAttributes | None:
         """Returns and forgets the attributes of a request that ended, None if there are none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import Counter as Counted
 
@@ -19,8 +19,11 @@ from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.served_stats import ServedStats
+from plimsoll.gateway.tenant_labels import TenantLabels
 from plimsoll.telemetry import gateway_metrics
 from plimsoll.telemetry.pending_histogram import PendingHistogram
+
+SENT: Final = "sent"  # the decision about a request that is not rejected
 
 
 class RequestStats:
@@ -43,6 +46,8 @@ class RequestStats:
         self.by_tpot_target: Counter[float] = Counter()  # responses with a TPOT target, by target in seconds
         self.early_first_tokens = 0  # known while their responses ran
         self.served = ServedStats(service)
+        self._tenants = TenantLabels()
+        self._tenant_decisions: Counter[tuple[str, str]] = Counter()  # by label and decision
         self.remote_prefills = 0
         self.local_prefills = 0
         self._first_counter = gateway_metrics.GATEWAY_ARRIVED.labels(service, "first")
@@ -78,8 +83,15 @@ class RequestStats:
         else:
             self.local_prefills += 1
 
-    def record_rejection(self, rejection: Rejection) -> None:
+    def record_sent(self, tenant: str) -> None:
+        """Count a request of a tenant that is sent to an engine."""
+        self._tenant_decisions[self._tenants.of(tenant), SENT] += 1
+
+    def record_rejection(self, rejection: Rejection, tenant: str | None = None) -> None:
+        """Count a rejection. `tenant` is None if the request has no identity, or takes no capacity."""
         self.rejections[rejection.reason] += 1
+        if tenant is not None:
+            self._tenant_decisions[self._tenants.of(tenant), rejection.reason.value] += 1
         if rejection.limit is not None:
             rejection.limit.count_reached()
 
@@ -136,6 +148,8 @@ class RequestStats:
             yield counter, self.completed[outcome]
         for admission_outcome, count in self.admission_outcomes.items():
             yield gateway_metrics.GATEWAY_ADMISSION_DECISIONS.labels(self._service, admission_outcome.value), count
+        for (tenant, decision), count in self._tenant_decisions.items():
+            yield gateway_metrics.GATEWAY_TENANT_DECISIONS.labels(self._service, tenant, decision), count
         for reason, count in self.rejections.items():
             yield gateway_metrics.GATEWAY_REJECTED.labels(self._service, reason.value), count
 

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from prometheus_client import Histogram
 
+from plimsoll.gateway.tenant_labels import TenantLabels
 from plimsoll.telemetry import gateway_metrics
 from plimsoll.telemetry.pending_histogram import PendingHistogram
 
@@ -21,9 +22,6 @@ PROMPT_CLASSES: Final = ((1024, "0-1k"), (8192, "1k-8k"), (32768, "8k-32k"))
 OUTPUT_CLASSES: Final = ((64, "0-64"), (256, "64-256"), (1024, "256-1k"))
 LONGEST_PROMPT: Final = "32k+"
 LONGEST_OUTPUT: Final = "1k+"
-MAX_NAMED_TENANTS: Final = 50  # of one service at one gateway
-MAX_TENANT_CHARS: Final = 100
-OTHER_TENANTS: Final = "other tenants"
 
 
 class ServedRequest(msgspec.Struct):
@@ -83,8 +81,8 @@ class ServedStats:
         self._queue = PendingHistogram(gateway_metrics.GATEWAY_QUEUE_TIME.labels(service))
         self._ttft: dict[str, PendingHistogram] = {}
         self._tpot: dict[str, PendingHistogram] = {}
-        self._tenants: dict[str, _TenantCounts] = {}
-        self._others = _TenantCounts(OTHER_TENANTS)
+        self._labels = TenantLabels()
+        self._tenants: dict[str, _TenantCounts] = {}  # by label
         self._goodput_tokens = 0  # since the metrics were read
 
     def record(self, served: ServedRequest) -> None:
@@ -96,7 +94,10 @@ class ServedStats:
         if (tpot_s := served.tpot_s) is not None:
             output = length_class(served.output_tokens // served.sequences, OUTPUT_CLASSES, LONGEST_OUTPUT)
             _child(self._tpot, gateway_metrics.GATEWAY_TPOT_BY_OUTPUT, self._service, output).observe(tpot_s)
-        counts = self._tenants.get(served.tenant) or self._new_tenant(served.tenant)
+        label = self._labels.of(served.tenant)
+        counts = self._tenants.get(label)
+        if counts is None:
+            counts = self._tenants[label] = _TenantCounts(label)
         counts.requests += 1
         counts.work_s += served.work_s
         counts.prompt_tokens += served.prompt_tokens * served.sequences
@@ -108,17 +109,11 @@ class ServedStats:
         """Update the counters of `/metrics` just before they are read."""
         for histogram in (self._queue, *self._ttft.values(), *self._tpot.values()):
             histogram.flush()
-        for counts in (*self._tenants.values(), self._others):
+        for counts in self._tenants.values():
             counts.flush(self._service)
         if self._goodput_tokens:
             gateway_metrics.GATEWAY_GOODPUT_TOKENS.labels(self._service).inc(self._goodput_tokens)
             self._goodput_tokens = 0
-
-    def _new_tenant(self, tenant: str) -> _TenantCounts:
-        if len(self._tenants) >= MAX_NAMED_TENANTS or len(tenant) > MAX_TENANT_CHARS:
-            return self._others
-        counts = self._tenants[tenant] = _TenantCounts(tenant)
-        return counts
 
 
 def length_class(tokens: int, classes: tuple[tuple[int, str], ...], longest: str) -> str:

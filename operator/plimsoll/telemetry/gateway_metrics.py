@@ -43,6 +43,13 @@ GATEWAY_ADMISSION_DECISIONS = Counter(
     ["service", "outcome"],
     registry=GATEWAY,
 )
+GATEWAY_TENANT_DECISIONS = Counter(
+    "plimsoll_gateway_tenant_decisions",
+    "Decisions about requests that take capacity, by tenant: the first 50 of a service at a gateway by name, all others"
+    " as `other tenants` (decision: sent to an engine, or the reason of the rejection).",
+    ["service", "tenant", "decision"],
+    registry=GATEWAY,
+)
 GATEWAY_CONNECTIONS_CUT = Counter(
     "plimsoll_gateway_connections_cut",
     "Connections to the picker's ports of probes, metrics and signals that were cut (reason: slow_request, without a "
@@ -377,6 +384,7 @@ _GATEWAY_SERVICE_METRICS = (
     GATEWAY_COMPLETED,
     GATEWAY_REJECTED,
     GATEWAY_ADMISSION_DECISIONS,
+    GATEWAY_TENANT_DECISIONS,
     GATEWAY_QUEUED,
     GATEWAY_STEP_TIME_RATIO,
     GATEWAY_TTFT_RESIDUAL,

@@ -42,8 +42,8 @@ class AccessRecord(msgspec.Struct):
     All durations start at the first byte of the request. `ttft_us` ends at the first byte of the response,
     `duration_us` at its last byte, and `received_us` at the last byte of the request. `sent_bytes` is the size of the
     response body. `cluster`, `attempts` and the fields after `client_request_id` are None unless the gateway writes an
-    access log. `path` has no query, `reason` is the header `x-plimsoll-reason` of the response, and `total_ms` the time
-    to the end in any case.
+    access log. `path` has no query, `reason` is the header `x-plimsoll-reason` of the response, `total_ms` the time to
+    the end in any case, and `output_tokens` what a complete response reports in `usage`.
     """
 
     request_id: str | None = None
@@ -64,6 +64,7 @@ class AccessRecord(msgspec.Struct):
     received_bytes: int | None = None
     trace_id: str | None = None
     total_ms: int | None = None
+    output_tokens: int | None = None
     is_running: bool = False  # the response has not ended: only its engine, status and TTFT are known
 
     @property

@@ -50,6 +50,7 @@ _DETAILS: Final = {
     "reason": "%RESP(X-PLIMSOLL-REASON):64%",
     "received_bytes": "%BYTES_RECEIVED%",
     "trace_id": "%TRACE_ID%",
+    "output_tokens": "%DYNAMIC_METADATA(plimsoll:output_tokens)%",  # of `usage.lua`
     "total_ms": "%DURATION%",
 }
 

@@ -150,7 +150,8 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
             rate_filter(),
             clear_no_answer(),
             _check_filter(settings),
-            _fail_open_filter(),
+            without_answer(_lua_filter("failopen.lua")),
+            *([_lua_filter("usage.lua")] if settings.access_log else []),
             _router_filter(),
         ],
         "access_log": [end_log(settings), running_log(settings)],
@@ -263,17 +264,15 @@ def _http_inspector() -> Json:
     }
 
 
-def _fail_open_filter() -> Json:
-    source = files("plimsoll.gateway").joinpath("failopen.lua").read_text()
-    return without_answer(
-        {
-            "name": "envoy.filters.http.lua",
-            "typed_config": {
-                "@type": f"{TYPE_URL}.extensions.filters.http.lua.v3.Lua",
-                "default_source_code": {"inline_string": source},
-            },
-        }
-    )
+def _lua_filter(program: str) -> Json:
+    source = files("plimsoll.gateway").joinpath(program).read_text()
+    return {
+        "name": f"envoy.filters.http.lua.{program.removesuffix('.lua')}",
+        "typed_config": {
+            "@type": f"{TYPE_URL}.extensions.filters.http.lua.v3.Lua",
+            "default_source_code": {"inline_string": source},
+        },
+    }
 
 
 def _router_filter() -> Json:

@@ -9,7 +9,9 @@ a limit. A source takes connections from its own group only. The hash depends on
 group at one gateway rarely share one at another.
 
 A connection has a filter chain once its first bytes have arrived. Until then it counts towards the limit of all
-connections only, which is eight times as high. It is closed after the time limit of the first byte.
+connections only, which is eight times as high. It is closed after the time limit of the first byte. Only a listener
+filter can wait for that byte, and filter chains are chosen after the listener filters. Those of Envoy 1.40 limit the
+rate of all connections together (`local_ratelimit`), and count none by source.
 """
 
 from __future__ import annotations
