@@ -86,7 +86,7 @@ def test_request_unknown_to_picker_has_envoys_fields() -> None:
 
 
 def test_health_check_has_no_line() -> None:
-    assert access_line(AccessRecord(path="/health"), None, 0.0) is None
+    assert access_line(AccessRecord(path="/healthz"), None, 0.0) is None
 
 
 @pytest.mark.parametrize(
