@@ -5,8 +5,9 @@ whose last line only points upwards. Kubernetes keeps the last 2 KB of a log, so
 
 Idea: remember the last line that ends a traceback and does not point elsewhere, separately for the processes that do
 the work. Pydantic and NCCL write the cause on a line after it. A process that is killed writes none. Then the line that
-reports its end is the best, and after it the lines of the other processes are only consequences. The launcher writes
-the line to the pod's termination message.
+reports its end is the best, and after it the lines of the other processes are only consequences. A driver that is too
+old is a warning of Torch, before vLLM says that it finds no device. The launcher writes the line to the pod's
+termination message.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _VALIDATION_ERROR: Final = re.compile(r"(?:\w{1,80}\.){0,9}ValidationError: \d+ 
 _VALIDATED_INPUT: Final = re.compile(r" \[type=\w+, input_value=")  # which may hold anything
 _LAST_ERROR: Final = "Last error:"  # NCCL
 _POINTS_ELSEWHERE: Final = re.compile(r"root cause|stack trace above|error above|see above|logs? above", re.IGNORECASE)
+# Torch warns, and vLLM then only finds no device.
+_DEVICE_WARNING: Final = re.compile(r"UserWarning: CUDA initialization: (.+?)(?: \(Triggered internally at .*)?$")
+_NO_DEVICE: Final = "Failed to infer device type"
 _USAGE_ERROR: Final = re.compile(r"[\w. -]{1,80}: (?=error: )")  # argparse: "vllm serve: error: ..."
 _ENDED: Final = re.compile(
     r"(?:engine ?core|worker)\b.*\b(?:died|exited|terminated) unexpectedly|^Fatal Python error: ", re.IGNORECASE
@@ -45,6 +49,7 @@ class FailureCause:
         self._of_workers = ""
         self._of_others = ""
         self._end_of_worker = ""
+        self._device_warning = ""
         self._pointing_elsewhere = ""
         self._continued: str | None = None  # the process whose next lines say more about its error
         self._field: str | None = None  # the field that Pydantic refuses, None outside of its errors
@@ -64,9 +69,11 @@ class FailureCause:
             self._of_others = error[usage.end() :][:MAX_CHARS]
         elif any(mark in error for mark in _MARKS_OF_END) and (end := _ENDED.search(error)):
             self._end_of_worker = self._end_of_worker or error[end.start() :][:MAX_CHARS]
+        elif (warning := _DEVICE_WARNING.search(error)) is not None:
+            self._device_warning = self._device_warning or warning[1][:MAX_CHARS]
         elif _ERROR.match(error) is None or (prefix and prefix["level"] in _GONE_ON):
             return
-        elif _POINTS_ELSEWHERE.search(error):
+        elif _POINTS_ELSEWHERE.search(error) or _NO_DEVICE in error:
             self._pointing_elsewhere = self._pointing_elsewhere or error[:MAX_CHARS]
         else:
             self._keep(process, error)
@@ -91,6 +98,13 @@ class FailureCause:
     def message(self) -> str:
         """The error of a worker or of the engine core, else its unexpected end, else the error of another process.
 
-        Without any of these, the first error that points elsewhere; "" if the log has none.
+        Without any of these, a warning about the driver, else the first error that points elsewhere; "" if the log has
+        none.
         """
-        return self._of_workers or self._end_of_worker or self._of_others or self._pointing_elsewhere
+        return (
+            self._of_workers
+            or self._end_of_worker
+            or self._of_others
+            or self._device_warning
+            or self._pointing_elsewhere
+        )

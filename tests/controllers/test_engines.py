@@ -372,6 +372,15 @@ async def test_running_is_last_reading_and_none_when_unready(world: World) -> No
     assert world.engines.running_requests("team", "pod-1") is None
 
 
+async def test_cached_tokens_are_what_the_prefix_cache_saved(world: World) -> None:
+    world.pod(1)
+    for tokens in (1000, 1500):
+        world.page = f'vllm:prompt_tokens_by_source_total{{source="local_cache_hit"}} {tokens}\n'.encode()
+        await world.until(world.now_s + 2 * IDLE_INTERVAL_S)
+    assert world.engines.cached_tokens("team", "pod-1") == 500.0
+    assert world.engines.cached_tokens("team", "pod-9") == 0.0
+
+
 async def test_run_polls_until_cancelled() -> None:
     store, reported = ObjectCache(), asyncio.Event()
     world = World()

@@ -113,6 +113,30 @@ def test_other_containers_of_a_pod_are_named() -> None:
     )
 
 
+NO_DRIVER = "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.9, please update your driver"
+RUNTIME_ERROR = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed:"
+    " unable to start container process: error during container init: error running prestart hook #0: exit status 1,"
+    f" stdout: , stderr: Auto-detected mode as 'legacy'\n{NO_DRIVER} to a newer version: unknown"
+)
+
+
+def test_old_driver_is_told_by_the_container_runtime() -> None:
+    waiting = {"name": "engine", "state": {"waiting": {"reason": "RunContainerError", "message": RUNTIME_ERROR}}}
+    problem = most_severe(None, [pod_created("a", "2026-01-01T00:00:00Z", containerStatuses=[waiting])])
+    assert problem is not None
+    assert problem.reason is ConditionReason.CONFIG_ERROR
+    assert problem.message == f"pod a: {RUNTIME_ERROR}".replace("\n", " ")
+    ended = {"terminated": {"exitCode": 128, "reason": "StartError", "message": RUNTIME_ERROR}}
+    backing_off = {"name": "engine", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+    problem = most_severe(None, [pod_created("a", "2026-01-01T00:00:00Z", containerStatuses=[backing_off])])
+    assert problem is not None
+    assert problem.reason is ConditionReason.ENGINE_FAILING
+    assert problem.message == (
+        f"pod a: the engine terminated (StartError, exit code 128): {NO_DRIVER} to a newer version: unknown"
+    )
+
+
 def test_problem_of_the_engine_comes_before_that_of_others() -> None:
     engine = {"name": "engine", "ready": False, "state": RUNS, "lastState": ENDED}
     sidecar = {"name": "mesh", "ready": False, "state": RUNS, "lastState": ENDED}

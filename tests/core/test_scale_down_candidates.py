@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import permutations
 
+import pytest
+
 from plimsoll.core.autoscaling.scale_down_candidates import (
+    CACHE_HITS_TIME_S,
     UNKNOWN_LOAD,
+    CacheHits,
     ReplicaLoad,
     ScaleDownCandidate,
     replica_load,
     select_for_removal,
 )
-from plimsoll.core.ports import ServiceReading
+from plimsoll.core.ports import EngineReading, ServiceReading
 
 IDLE_READING = ServiceReading(
     arrived=0.0, arrived_tokens=0.0, retried=0.0, succeeded=0.0, failed=0.0, cancelled=0.0, rejected={}, ttft_s=None
@@ -31,6 +36,32 @@ def test_candidates_least_loaded_then_youngest_go_first() -> None:
     tier = [ready("a", 1, 0), ready("b", 2, 5), ready("c", 3, 2), ready("d", 4, 2)]
     assert names(tier, 1) == ["a", "d", "c"]
     assert names([one._replace(load=ReplicaLoad(1.0, None)) for one in tier], 3) == ["d"]
+
+
+def test_candidates_of_equal_load_lose_the_least_useful_cache() -> None:
+    tier = [
+        ScaleDownCandidate("new", True, 9.0, ReplicaLoad(1.0, None, 5000.0)),
+        ScaleDownCandidate("old", True, 1.0, ReplicaLoad(1.0, None, 20.0)),
+        ScaleDownCandidate("cold", True, 1.0, ReplicaLoad(2.0, None, 0.0)),
+        ScaleDownCandidate("starting", False, 1.0, ReplicaLoad(None, None, 0.0)),
+    ]
+    assert names(tier, 0) == ["starting", "old", "new", "cold"]
+
+
+def test_cache_hits_decay_and_end_with_their_engine() -> None:
+    hits = CacheHits()
+
+    def observe(at_s: float, counter: float | None) -> float:
+        hits.observe(EngineReading("a", at_s, "i", cached_prompt_tokens=counter))
+        return hits.tokens
+
+    assert observe(0.0, 1e6) == 0.0, "nobody knows since when"
+    assert observe(1.0, 1e6 + 100.0) == 100.0
+    assert observe(0.5, 2e6) == 100.0, "an older reading"
+    assert observe(2.0, None) == 100.0
+    assert observe(1.0 + CACHE_HITS_TIME_S, 1e6 + 100.0) == pytest.approx(100.0 / math.e)
+    assert observe(CACHE_HITS_TIME_S + 2.0, 0.0) == 0.0, "a new process has nothing in its cache"
+    assert observe(CACHE_HITS_TIME_S + 3.0, 7.0) == 7.0
 
 
 def test_candidates_unready_pods_go_before_ready() -> None:

@@ -29,6 +29,40 @@ NO_SHARED_MEMORY = "Error while creating shared memory segment /dev/shm/nccl-7 (
 OUT_OF_RESOURCES = "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 151680"
 SEGFAULT = "Fatal Python error: Segmentation fault"
 CORE_COLOURS = "\x1b[1;36m(EngineCore_DP0 pid=70)\x1b[0;0m \x1b[31mERROR\x1b[0m 11-26 03:00:00 [core.py:866] "
+BFLOAT16 = (
+    "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your Tesla T4 GPU has"
+    " compute capability 7.5. You can use float16 instead by explicitly setting the`dtype` flag in CLI, for"
+    " example: --dtype=half."
+)
+NO_DTYPE = "argument --dtype: invalid choice: 'int3' (choose from auto, bfloat16, float, float16, float32, half)"
+WORKER_FAILED = (
+    "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for"
+    " root cause."
+)
+PORT_IN_USE = "OSError: [Errno 98] Address already in use"
+RENDEZVOUS_IN_USE = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address."
+    " port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+)
+SOCKET_IN_USE = "zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:5557')"
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver by downloading"
+    " and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+DRIVER_WARNING = "/usr/lib/python3/torch/cuda/__init__.py:187: UserWarning: CUDA initialization: " + OLD_DRIVER
+TRIGGERED = " (Triggered internally at /pytorch/c10/cuda/CUDAFunctions.cpp:119.)"
+NO_DEVICE = (
+    "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG` to turn"
+    " on verbose logging to help debug the issue."
+)
+NO_KERNEL = "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device"
+AFTER_CUDA_ERROR = (
+    "Search for `cudaErrorNoKernelImageForDevice' in https://docs.nvidia.com/cuda for more information.",
+    "CUDA kernel errors might be asynchronously reported at some other API call.",
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+    "",
+)
 TRACE = f'{API}  File "/usr/lib/python3/api_server.py", line 1900, in run\n{API}    return await call(config)'
 
 
@@ -70,6 +104,16 @@ def cause(*lines: str) -> str:
         ((API + "httpx.ConnectTimeout: timed out",), "httpx.ConnectTimeout: timed out"),
         ((SEGFAULT, "", 'Thread 0x0 (most recent call first):', '  File "x.py", line 1 in f', DEAD), SEGFAULT),
         ((CORE_COLOURS + NO_ROOM, API + GATED), NO_ROOM),
+        ((WORKER + BFLOAT16, CORE + WORKER_FAILED, API + UPWARDS), BFLOAT16),
+        (("usage: vllm serve [-h]", "vllm serve: error: " + NO_DTYPE), "error: " + NO_DTYPE),
+        ((API + "Traceback (most recent call last):", TRACE, API + PORT_IN_USE), PORT_IN_USE),
+        ((WORKER + RENDEZVOUS_IN_USE, CORE + WORKER_FAILED, API + UPWARDS), RENDEZVOUS_IN_USE),
+        ((CORE + SOCKET_IN_USE, API + UPWARDS), SOCKET_IN_USE),
+        ((WORKER + "RuntimeError: " + OLD_DRIVER, CORE + WORKER_FAILED, API + UPWARDS), "RuntimeError: " + OLD_DRIVER),
+        ((DRIVER_WARNING + TRIGGERED, "  return torch._C._cuda_getDeviceCount() > 0", NO_DEVICE), OLD_DRIVER),
+        ((API + DRIVER_WARNING + TRIGGERED, CORE + NO_ROOM, API + UPWARDS), NO_ROOM),
+        ((NO_DEVICE,), NO_DEVICE),
+        ((WORKER + NO_KERNEL, *(WORKER + line for line in AFTER_CUDA_ERROR), API + UPWARDS), NO_KERNEL),
         (("torch.Size([4, 8])", "vllm.v1 says: no", "https://example.com/A: b"), ""),
         (("",), ""),
     ],

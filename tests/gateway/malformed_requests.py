@@ -30,7 +30,7 @@ def request(
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
-_TARGETS = ("/metrics", "/pooling", "/v1/realtime", "/classify", "/v1/load_lora_adapter", "/sleep", "/health")
+_TARGETS = ("/metrics", "/pooling", "/v1/realtime", "/classify", "/v1/load_lora_adapter", "/sleep", "/healthz")
 _TRAVERSAL_PATHS = (
     "/v1/chat/completions/..{0}",
     "/v1/chat/completions/../../..{0}",
@@ -82,7 +82,7 @@ _NEAR_MISS_PATHS = (
     "/docs",
     "/openapi.json",
     "/check/v1/chat/completions",
-    "/healthz",
+    "/health",
     "/signals",
     "*",
     "v1/chat/completions",

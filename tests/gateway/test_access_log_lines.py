@@ -101,7 +101,7 @@ def test_output_tokens_are_reported_or_estimated(
 
 
 def test_health_check_has_no_line() -> None:
-    assert access_line(AccessRecord(path="/health"), None, 0.0) is None
+    assert access_line(AccessRecord(path="/healthz"), None, 0.0) is None
 
 
 @pytest.mark.parametrize(

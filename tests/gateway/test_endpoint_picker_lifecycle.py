@@ -102,7 +102,7 @@ async def test_stop_waits_for_open_responses(pair: tuple[GatewayStack, ForeignGa
         await wait_until(lambda: "stopping" in stack.log.read_text(), "the picker is told to stop")
 
         async def drains() -> bool:
-            async with stack.http.get(f"{stack.url}/health") as found:
+            async with stack.http.get(f"{stack.url}/healthz") as found:
                 return found.status == 503
 
         await wait_until(drains, "the picker drains")

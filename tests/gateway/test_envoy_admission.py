@@ -129,7 +129,7 @@ async def test_drain_serves_queued_requests(lone: GatewayStack) -> None:
     picker.terminate()
 
     async def drains() -> bool:
-        async with lone.http.get(f"{lone.url}/health") as answer:
+        async with lone.http.get(f"{lone.url}/healthz") as answer:
             return answer.status == 503
 
     await wait_until(drains, "the gateway drains")

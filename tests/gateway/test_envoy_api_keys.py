@@ -76,7 +76,7 @@ async def test_requests_without_valid_key_get_401(locked: tuple[GatewayStack, Fa
             assert reply_headers["www-authenticate"] == "Bearer"
             assert reply_headers["x-should-retry"] == "false"
     assert len(engine.received) == seen
-    assert (await get(stack, "/health"))[0] == 200
+    assert (await get(stack, "/healthz"))[0] == 200
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key", "api-key"])

@@ -242,7 +242,7 @@ async def test_tokens_alone_need_no_keys_and_stay_closed(tmp_path_factory: objec
         for sent, code in (({}, "missing_api_key"), (bearer("ci"), "invalid_token")):
             status, body, _ = await stack.ask_fully(sent=sent)
             assert (status, body["error"]["code"]) == (401, code)
-        async with stack.http.get(f"{stack.url}/health") as answer:
+        async with stack.http.get(f"{stack.url}/healthz") as answer:
             assert answer.status == 200
     finally:
         await stack.shut_down()

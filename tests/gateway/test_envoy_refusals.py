@@ -150,7 +150,7 @@ async def test_body_above_the_limit_names_the_limit(stack: GatewayStack) -> None
         ("OPTIONS", CHAT, "POST"),
         ("POST", "/v1/models", "GET, HEAD"),
         ("DELETE", "/v1/models/chat", "GET, HEAD"),
-        ("POST", "/health", "GET, HEAD"),
+        ("POST", "/healthz", "GET, HEAD"),
     ],
 )
 async def test_other_method_is_a_405_with_allow(stack: GatewayStack, method: str, path: str, allow: str) -> None:
@@ -246,13 +246,13 @@ async def test_options_without_a_method_is_no_preflight(
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_health_of_a_gateway_is_200(stack: GatewayStack, method: str) -> None:
-    assert (await exchange(stack, method, "/health?x=1"))[:2] == (200, {})
+    assert (await exchange(stack, method, "/healthz?x=1"))[:2] == (200, {})
 
 
 async def test_health_of_a_draining_gateway_is_503(stack: GatewayStack) -> None:
     await stack.admin.fail_health()
     try:
-        status, error, headers = await exchange(stack, "GET", "/health")
+        status, error, headers = await exchange(stack, "GET", "/healthz")
     finally:
         await stack.admin.pass_health()
     assert (status, error["code"], headers["retry-after"]) == (503, "draining", "1")

@@ -38,7 +38,7 @@ async def _until_said(gateway: GatewayStack, words: str) -> None:
 
 
 async def _health(gateway: GatewayStack) -> int:
-    async with gateway.http.get(f"{gateway.url}/health") as answer:
+    async with gateway.http.get(f"{gateway.url}/healthz") as answer:
         return answer.status
 
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytes
 GREEDY = "127.0.0.2"
 OTHERS = tuple(f"127.0.0.{last}" for last in range(3, 19))
 PER_SOURCE = 40
-REQUEST = b"GET /health HTTP/1.1\r\nhost: gateway\r\n\r\n"
+REQUEST = b"GET /healthz HTTP/1.1\r\nhost: gateway\r\n\r\n"
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

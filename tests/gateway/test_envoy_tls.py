@@ -115,7 +115,7 @@ async def test_https_serves_both_http_versions(secure: SecureGateway, http2: boo
 
 async def test_plain_http_gets_an_error_that_names_https(secure: SecureGateway) -> None:
     seen, url = len(secure.engine.received), secure.stack.url.replace("https", "http")
-    for path in ("/v1/chat/completions", "/v1/messages", "/health"):
+    for path in ("/v1/chat/completions", "/v1/messages", "/healthz"):
         async with secure.stack.http.post(f"{url}{path}", data=GOOD_BODY + b" " * 100_000) as answer:
             body = await answer.json()
             assert (answer.status, answer.headers["x-plimsoll-reason"]) == (400, "tls_required")

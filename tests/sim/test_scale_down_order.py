@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
+from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import TraceRequest
 from plimsoll.sim.engine_reading import scrape
@@ -70,6 +71,10 @@ def test_operator_load_is_that_of_last_readings() -> None:
     engine.advance(1e3)
     assert engine.idle
     assert operator.replica_load("a") == ReplicaLoad(2.0, 1.0)
+    before = EngineReading("c", 3.0, "i", running=1.0, cached_prompt_tokens=10.0)
+    for known in (before, replace(before, at_s=4.0, cached_prompt_tokens=50.0)):
+        operator.observe_engine(Role.SERVE, known)
+    assert operator.replica_load("c") == ReplicaLoad(0.0, 1.0, 40.0)
 
 
 class Shrinking(NamedTuple):

@@ -125,6 +125,11 @@ class EnginePoller:
         polled = self._pods_by_name.get((namespace, pod))
         return None if polled is None else polled.running_requests
 
+    def cached_tokens(self, namespace: str, pod: str) -> float:
+        """Prompt tokens that the engine's prefix cache has saved in the last minutes; 0 without a reading."""
+        polled = self._pods_by_name.get((namespace, pod))
+        return 0.0 if polled is None else polled.cache_hits.tokens
+
     def adapters(self, key: Key) -> dict[str, Mapping[str, AdapterReport]]:
         """The last report of each ready engine of a service with LoRA, by pod and adapter."""
         return {
@@ -368,6 +373,7 @@ class EnginePoller:
         has_stepped = pod.steps is not None and reading.steps is not None and reading.steps != pod.steps
         pod.steps = reading.steps
         pod.running_requests = None if reading.running is None else reading.running + (reading.waiting or 0.0)
+        pod.cache_hits.observe(reading)
         if not (reading.running or reading.waiting or has_stepped):
             self._mark_idle(pod)
             return

@@ -181,6 +181,7 @@ class OperatorProcess:
             self.engine_poller.engine_info,
             self.engine_poller.startup_progress,
             self.engine_poller.running_requests,
+            self.engine_poller.cached_tokens,
             self.engine_poller.mark_active,
             history,
             self.prometheus_fallback.tiers,

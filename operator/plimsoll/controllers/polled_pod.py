@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from plimsoll.adapters.engine_of_pod import MetricsAddress, has_launcher, metrics_address
@@ -14,6 +14,7 @@ from plimsoll.api import labels
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.fair_slots import Group
 from plimsoll.controllers.object_cache import Key, owning_service
+from plimsoll.core.autoscaling.scale_down_candidates import CacheHits
 from plimsoll.core.ports import EngineInfo
 from plimsoll.core.types import Role
 
@@ -46,6 +47,7 @@ class PolledPod:
     info_due_s: float = math.inf
     steps: float | None = None
     running_requests: float | None = None  # waiting ones included, from the last reading
+    cache_hits: CacheHits = field(default_factory=CacheHits)
     metrics_failures: int = 0  # consecutive failures of /metrics
     external_scrape_s: float = -math.inf  # time of the last reading from the metrics store
     info_failures: int = 0  # consecutive failures of /about

@@ -8,6 +8,7 @@ of each gateway and each engine, whatever its age.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -16,7 +17,7 @@ from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.admission_publisher import AdmissionPublisher
 from plimsoll.core.autoscaling.fleet_decisions import decide_all
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
-from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad, replica_load
+from plimsoll.core.autoscaling.scale_down_candidates import CacheHits, ReplicaLoad, replica_load
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
@@ -41,6 +42,7 @@ class SimulatedOperator:
         self._publisher = AdmissionPublisher()
         self._gateways: dict[str, ServiceReading] = {}
         self._requests_by_pod: dict[str, float] = {}
+        self._cache_hits_by_pod: defaultdict[str, CacheHits] = defaultdict(CacheHits)
         self.service_state = ServiceState.for_roles(roles)
 
     @property
@@ -52,6 +54,7 @@ class SimulatedOperator:
         self._aggregator.observe_engine(role, reading)
         if reading.running is not None:
             self._requests_by_pod[reading.pod] = reading.running + (reading.waiting or 0.0)
+        self._cache_hits_by_pod[reading.pod].observe(reading)
 
     def observe_gateway(self, gateway: str, at_s: float, reading: ServiceReading) -> None:
         self._aggregator.observe_gateway(gateway, gateway, at_s, reading)
@@ -60,7 +63,8 @@ class SimulatedOperator:
 
     def replica_load(self, pod: str) -> ReplicaLoad:
         """Known load of an engine."""
-        return replica_load(self._gateways.values(), pod, self._requests_by_pod.get(pod))
+        cached_tokens = self._cache_hits_by_pod[pod].tokens
+        return replica_load(self._gateways.values(), pod, self._requests_by_pod.get(pod), cached_tokens)
 
     def record_startup(self, tier: str, phases: Sequence[tuple[str, float]]) -> None:
         """Record a completed start-up: its phases in order, in seconds."""

@@ -163,7 +163,9 @@ class ScaleWriter:
         selection = pod_deletion_cost.select_pods(
             (p for p in self._cache.tier_pods(key) if tier_of(p) == change.tier),
             replicas,
-            lambda pod: replica_load(readings, pod, self._sources.running_requests(key[0], pod)),
+            lambda pod: replica_load(
+                readings, pod, self._sources.running_requests(key[0], pod), self._sources.cached_tokens(key[0], pod)
+            ),
         )
         try:
             await pod_deletion_cost.annotate(self._kube, self._cache, selection)

@@ -19,17 +19,19 @@ class SignalSources:
     """Inputs of the tick.
 
     gateways: fresh readings, and the names of all gateways. engine_info, startup_progress, running_requests: last
-    report of an engine, by pod name. mark_active: called for a service with arrivals, so that its engines are polled
-    more often. history: None if no metrics store is configured. prometheus_only_tiers: tiers of a service with an
-    engine that is known from the metrics store only. checkpoint: learned state that an earlier process has stored for a
-    service. targets: the targets of a service by role, {} for one with tiers. on_target_written: called with service,
-    role and uid of a target whose replica count was set.
+    report of an engine, by pod name. cached_tokens: prompt tokens that its prefix cache has saved in the last minutes.
+    mark_active: called for a service with arrivals, so that its engines are polled more often. history: None if no
+    metrics store is configured. prometheus_only_tiers: tiers of a service with an engine that is known from the metrics
+    store only. checkpoint: learned state that an earlier process has stored for a service. targets: the targets of a
+    service by role, {} for one with tiers. on_target_written: called with service, role and uid of a target whose
+    replica count was set.
     """
 
     gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
     engine_info: Callable[[str, str], EngineInfo | None]
     startup_progress: Callable[[str, str], StartupProgress | None]
     running_requests: Callable[[str, str], float | None] = lambda namespace, pod: None
+    cached_tokens: Callable[[str, str], float] = lambda namespace, pod: 0.0
     mark_active: Callable[[Key], None] = lambda key: None
     history: MetricsHistory | None = None
     prometheus_only_tiers: Callable[[Key], tuple[str, ...]] = lambda key: ()

@@ -146,7 +146,7 @@ def _memory_limit(pod: Object, container: Object) -> str:
 def _container_problem(pod: str, container: Object, memory_limit: str) -> PodProblem | None:
     state = container.get("state", {})
     waiting = state.get("waiting", {})
-    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    reason, message = waiting.get("reason", ""), " ".join(str(waiting.get("message") or "").split())
     if reason in CONFIG_REASONS:
         return PodProblem(ConditionReason.CONFIG_ERROR, f"pod {pod}: {message or reason}")
     if reason in IMAGE_REASONS:

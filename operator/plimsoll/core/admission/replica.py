@@ -25,7 +25,6 @@ STEP_TIME_PRIOR_S: Final = 60.0  # weight of the model against measurements, in 
 STEP_TIME_RATIO_RANGE: Final = (0.5, 4.0)
 # How far prefill may run ahead of its share of steps: a fraction of a mean output's time in full steps ...
 PREFILL_BURST_SHARE: Final = 0.03
-OVERESTIMATE_RATIO: Final = 4.0  # of the booked prefill to the TTFT, beyond which the prompt was no such prompt
 MIN_BURST_STALLS: Final = 3.0  # ... but at least this many mean prefills
 MIN_RETRY_S: Final = 1e-3  # minimum time before a full replica is checked again
 _MIN_PREFILL_SHARE: Final = 0.05
@@ -41,7 +40,7 @@ class RunningRequest:
     - `prefilled_at_s`: predicted end of its prefill.
     - `has_first_token`: its first token has come, and its TTFT is recorded.
     - `stall_s`, `prefill_turn_s`, `scaled_stall_s`: what it added to the replica's `prefill_free_s`, `prefill_tat_s`
-      and `stall_total_s`.
+      and `stall_total_s`, less what was given back.
     - `start_step`, `stall_total_s`, `decode_integral`: the replica's values at admission.
     """
 
@@ -200,11 +199,15 @@ class ReplicaState:
         self._update_derived()
 
     def record_first_token(self, id: str, ttft_s: float, now: float) -> RunningRequest | None:
-        """Record that a request had its first token `ttft_s` after its admission. Returns None if that is known."""
+        """Record that a request had its first token `ttft_s` after its admission. Returns None if that is known.
+
+        Its prompt is computed, so what is still booked for its prefill is given back.
+        """
         running = self.running.get(id)
         if running is None or running.has_first_token:
             return None
         running.has_first_token = True
+        self._cancel_prefill(running, now)
         if running.remote_prefill is None:  # `PrefillQueue` tracks lateness of remote prefill
             self._ttft_residual.observe(
                 ttft_s - running.predicted_ttft_s + running.ttft_residual_s, running.utilization, now
@@ -218,8 +221,7 @@ class ReplicaState:
         """Remove a request that ended or was cancelled. Returns None if it is unknown.
 
         `output_tokens` are those of all its sequences, `ttft_s` is from its admission. If both are known, they update
-        the step-time ratio. Without a TTFT, or with one that shows that its prompt was far smaller than estimated,
-        the rest of its booked prefill is given back.
+        the step-time ratio. What is still booked for its prefill is given back.
         """
         running = self.running.pop(id, None)
         if running is None:
@@ -240,26 +242,30 @@ class ReplicaState:
             self.sequence_tokens = max(0.0, self.sequence_tokens - cost.sequence_tokens * running.batch_share)
             self.kv_mean_tokens = max(0.0, self.kv_mean_tokens - cost.kv_mean_tokens)
             self._amortised_s = max(0.0, self._amortised_s - running.step_s)
-        if ttft_s is None or cost.stall_s * self.step_time_ratio > OVERESTIMATE_RATIO * ttft_s:
-            self._cancel_prefill(running, now)
+        self._cancel_prefill(running, now)
         if ttft_s is not None and output_tokens is not None:
             self._update_step_time(running, output_tokens, ttft_s, now)
         self._update_derived()
         return running
 
-    def _cancel_prefill(self, removed: RunningRequest, now: float) -> None:
-        """Cancel the predicted rest of its prefill, so that later requests start earlier."""
-        remaining_s = min(removed.stall_s, removed.prefilled_at_s - now)
+    def _cancel_prefill(self, ended: RunningRequest, now: float) -> None:
+        """Cancel the predicted rest of a prefill that ended, so that later requests start earlier."""
+        remaining_s = min(ended.stall_s, ended.prefilled_at_s - now)
         if remaining_s <= 0.0:
             return
-        fraction = remaining_s / removed.stall_s
+        fraction = remaining_s / ended.stall_s
+        turn_s, scaled_stall_s = fraction * ended.prefill_turn_s, fraction * ended.scaled_stall_s
+        queued_after_s = ended.stall_total_s
         self.prefill_free_s -= remaining_s
-        self.prefill_tat_s -= fraction * removed.prefill_turn_s
-        self.stall_total_s -= fraction * removed.scaled_stall_s
+        self.prefill_tat_s -= turn_s
+        self.stall_total_s -= scaled_stall_s
+        ended.stall_s -= remaining_s
+        ended.prefill_turn_s -= turn_s
+        ended.scaled_stall_s -= scaled_stall_s
         for other in self.running.values():
-            if other.stall_total_s >= removed.stall_total_s:  # queued behind it
+            if other.stall_total_s >= queued_after_s:  # itself while it runs, and those queued behind it
                 other.prefilled_at_s -= remaining_s
-                other.stall_total_s -= fraction * removed.scaled_stall_s
+                other.stall_total_s -= scaled_stall_s
 
     def _update_step_time(self, running: RunningRequest, output_tokens: int, ttft_s: float, now: float) -> None:
         """Update the step-time ratio from a request that has just ended and is already removed.

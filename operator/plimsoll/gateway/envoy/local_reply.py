@@ -44,7 +44,7 @@ REPLIES = {
         "This gateway does not support protocol upgrades or CONNECT tunnels. Send a plain HTTP request.", "forbidden"
     ),
     404: LocalReply(
-        f"Unknown path. This gateway serves /v1/models, /v1/models/NAME, /health and {', '.join(ROUTES)}.",
+        f"Unknown path. This gateway serves /v1/models, /v1/models/NAME, /healthz and {', '.join(ROUTES)}.",
         "unknown_path",
     ),
     405: LocalReply(
@@ -133,7 +133,7 @@ PLAIN_HTTP = LocalReply(
     "tls_required",
 )
 _SET_STATUS = (OVERLOADED_STATUS, 504)
-HEALTH = "/health"
+HEALTH = "/healthz"
 TWO_HOSTS = LocalReply("The request has more than one Host header. Send exactly one Host header.", "bad_request")
 DRAINING = LocalReply("This gateway is shutting down. Send the request to another gateway instance.", "draining", 1)
 PREFLIGHT = LocalReply(
