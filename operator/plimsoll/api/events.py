@@ -27,6 +27,7 @@ class EventReason(StrEnum):
     SCALED_DOWN = "ScaledDown"
     SCALED_TO_ZERO = "ScaledToZero"
     SCALED_FROM_ZERO = "ScaledFromZero"
+    RECOMMENDED = "Recommended"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     CONFIG_ERROR = "ConfigError"
@@ -70,6 +71,8 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.SCALED_DOWN: "A tier's replica count decreased.",
     EventReason.SCALED_TO_ZERO: "A tier has no replica, because there are no requests for it.",
     EventReason.SCALED_FROM_ZERO: "A tier without replicas gets replicas, because requests are waiting.",
+    EventReason.RECOMMENDED: "The recommended replica count of a tier changed, and Plimsoll does not set it: the mode is "
+    "`Recommend`, or something else sets the count. At most one per tier and minute.",
     EventReason.UNSCHEDULABLE: "A pod of a tier cannot be scheduled on any node.",
     EventReason.IMAGE_UNAVAILABLE: "The engine image of a tier cannot be pulled.",
     EventReason.CONFIG_ERROR: "A tier's pod refers to a Secret, ConfigMap, volume or claim that does not exist.",
@@ -115,6 +118,7 @@ NORMAL_REASONS = frozenset(
         EventReason.SCALED_DOWN,
         EventReason.SCALED_TO_ZERO,
         EventReason.SCALED_FROM_ZERO,
+        EventReason.RECOMMENDED,
         EventReason.SHEDDING_STOPPED,
         EventReason.GATEWAY_CONFIG_SYNCED,
         EventReason.MODEL_NAME_ACCEPTED,

@@ -13,6 +13,7 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import pod_startup, tier_workload
 from plimsoll.controllers.autoscale import learned_state, scaling_conditions, scaling_status
 from plimsoll.controllers.autoscale.limit_status import LimitTracker
+from plimsoll.controllers.autoscale.recommendation_events import AnnouncedCount, restore_announced
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, HealthReport, SignalHealth
 from plimsoll.core import codec
@@ -62,6 +63,9 @@ class TrackedService:
     )  # by tier, with the workload it was read from
     idle_until_s: float = -math.inf  # no decision is due before
     last_failure_s: float = -math.inf  # time of the last failed decision
+    announced: dict[str, AnnouncedCount] = field(
+        default_factory=dict
+    )  # by tier: recommended counts that Events announced
     decided_object: Object | None = None
     last_metrics: tuple[float, ServiceMetrics] | None = None  # time and metrics of the last tick that decided
 
@@ -257,6 +261,7 @@ def track(
     tracked.limits.form = "targets" if is_adopted else "tiers"
     if checkpoint is not None:
         learned_state.restore(tracked.service_state, checkpoint)
+        tracked.announced = restore_announced(tracked.service_state)
     return tracked
 
 
