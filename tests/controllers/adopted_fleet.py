@@ -163,7 +163,7 @@ class AdoptedFleet(KubeClient):
         return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": self.spec}
 
     async def get_scale(self, resource: Resource, namespace: str, name: str) -> Object:
-        status = {} if self.selector is None else {"selector": self.selector}
+        status = {"replicas": self.replicas} | ({} if self.selector is None else {"selector": self.selector})
         return {"kind": "Scale", "metadata": {}, "spec": {"replicas": self.replicas}, "status": status}
 
     async def list(

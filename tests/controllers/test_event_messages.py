@@ -240,7 +240,11 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
     tiers = ("prefill", "decode")
     yield from (
         found
-        for health in (HealthReport(True), HealthReport(silent_tiers=tiers))
+        for health in (
+            HealthReport(True),
+            HealthReport(silent_tiers=tiers),
+            HealthReport(unselected=tuple((name, MANY) for name in tiers)),
+        )
         if (found := scaling_conditions.metrics_degraded(ServiceSnapshot(ServiceMetrics(0.0), {}), health, 8001))
         is not None
     )
@@ -260,6 +264,7 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
     starting = {"count": MANY, "nextReady": "2026-01-01T00:00:00Z"}
     for found in (
         scaling_conditions.shedding(state, snapshot, (), starting),
+        scaling_conditions.replicas_contested(HealthReport(contested=f"{QUOTE} sets the replica count of prefill")),
         scaling_conditions.gateway_config_stale(HealthReport(stale_gateways=stale_gateways())),
     ):
         assert found is not None

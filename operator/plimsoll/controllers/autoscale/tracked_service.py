@@ -14,6 +14,7 @@ from plimsoll.controllers import pod_startup, tier_workload
 from plimsoll.controllers.autoscale import learned_state, scaling_conditions, scaling_status
 from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.recommendation_events import AnnouncedCount, restore_announced
+from plimsoll.controllers.autoscale.replica_contests import ReplicaContests
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, HealthReport, SignalHealth
 from plimsoll.core import codec
@@ -56,6 +57,7 @@ class TrackedService:
     report_made_s: float = -math.inf
     horizon_s: float | None = None  # from the spec at the last tick
     signal_health: SignalHealth = field(default_factory=SignalHealth)
+    contests: ReplicaContests = field(default_factory=ReplicaContests)
     limits: LimitTracker = field(default_factory=LimitTracker)
     arrivals_by_gateway: dict[str, float] = field(default_factory=dict)  # last arrival counter of each gateway
     variants: dict[str, tuple[Object, Variant]] = field(
@@ -200,7 +202,9 @@ class TrackedService:
         old_report = self.report
         published = self.publisher.published
         health = self._health(service, snapshot, gateways, now_s)._replace(
-            prometheus_only_tiers=prometheus_only_tiers, other_writer=other_writer
+            prometheus_only_tiers=prometheus_only_tiers,
+            other_writer=other_writer,
+            contested=self.contests.update(snapshot.tiers, now_s),
         )
         is_shedding = scaling_conditions.is_shedding(snapshot, () if old_report is None else old_report.conditions)
         last_decision = self.service_state.last_decision
