@@ -168,9 +168,15 @@ def test_doctor_wrong_image_of_several_pods_is_one_problem() -> None:
 
 
 def test_doctor_labels_that_match_nothing() -> None:
-    assert findings_of(healthy(pods=[])) == [
-        (PROBLEM, "tier decode", "1 replicas are desired, and no pod has its labels")
-    ]
+    patient = healthy(pods=[])
+    message = "Deployment chat-decode has 1 in status.replicas, and no pod has its labels"
+    assert findings_of(patient) == [(PROBLEM, "tier decode", message)]
+    stated = {"type": "MetricsDegraded", "status": "True", "reason": "LabelsMatchNothing", "message": "so"}
+    [(_, subject, _)] = findings_of(replace(patient, service=service(stated)))
+    assert subject == "MetricsDegraded", "one problem, one finding"
+    patient.workloads[0]["status"]["replicas"] = 0
+    message = "1 replicas are desired, and no pod has its labels"
+    assert findings_of(patient) == [(PROBLEM, "tier decode", message)]
     patient = healthy()
     spec = {"replicas": 1, "template": {"spec": {"nodeSelector": {"gpu": "h200"}}}}
     deployment = patient.workloads[0] | {"spec": spec}
@@ -186,6 +192,7 @@ async def test_doctor_reads_leader_worker_sets() -> None:
     found["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["nodeSelector"] = {"gpu": "h200"}
     fields = {"manager": "kubectl-edit", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
     found["metadata"]["managedFields"] = [fields]
+    found["status"]["replicas"] = 0
     sets = f"/apis/{labels.SET_API_VERSION}/namespaces/team/{labels.SET_PLURAL}"
     scaler = {"metadata": {"name": "x"}, "spec": {"scaleTargetRef": {"kind": labels.SET_KIND, "name": "chat-serve"}}}
     answers = {
@@ -232,6 +239,9 @@ def test_doctor_names_who_set_the_replicas() -> None:
     patient.workloads[0]["metadata"]["managedFields"] = [fields]
     message = "its replica count was last set by kubectl-edit, not by Plimsoll"
     assert findings_of(patient) == [(NOTE, "tier decode", message)]
+    stated = {"type": "ReplicasContested", "status": "True", "reason": "ReplicasOwned", "message": "x sets it"}
+    [(level, subject, _)] = findings_of(replace(patient, service=service(stated)))
+    assert (level, subject) == (PROBLEM, "ReplicasContested"), "one problem, one finding"
 
 
 @pytest.mark.parametrize(("in_flight", "is_bypassed"), [(0.0, True), (4.0, False)])

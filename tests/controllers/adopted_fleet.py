@@ -63,6 +63,7 @@ class AdoptedFleet(KubeClient):
         self.labels: dict[str, str] = {}
         self.pod_labels: dict[str, str] = {}
         self.uid = "uid-llm"
+        self.checkpoint: str | None = None  # what a new operator process restores
         self._version = 10
         self._counts: dict[str, float] = {}
         self.managers = [{"manager": "kubectl-client-side-apply", "operation": "Update"}]
@@ -80,6 +81,7 @@ class AdoptedFleet(KubeClient):
             lambda: ((), ("gw-1",)),
             lambda namespace, pod: ABOUT,
             lambda namespace, pod: None,
+            checkpoint=lambda _: self.checkpoint,
             targets=self.targets.states,
             on_target_written=self.targets.record_write,
         )
@@ -161,7 +163,7 @@ class AdoptedFleet(KubeClient):
         return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": self.spec}
 
     async def get_scale(self, resource: Resource, namespace: str, name: str) -> Object:
-        status = {} if self.selector is None else {"selector": self.selector}
+        status = {"replicas": self.replicas} | ({} if self.selector is None else {"selector": self.selector})
         return {"kind": "Scale", "metadata": {}, "spec": {"replicas": self.replicas}, "status": status}
 
     async def list(

@@ -22,6 +22,7 @@ from plimsoll.controllers.autoscale import scaling_conditions
 from plimsoll.controllers.autoscale.autoscaler import scaling_spec
 from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.pod_deletion_cost import ScaleDownSelection
+from plimsoll.controllers.autoscale.recommendation_events import recommended_event
 from plimsoll.controllers.autoscale.scale_action import ScaleChange
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial_report
 from plimsoll.controllers.autoscale.signal_health import ConfigVersions, HealthReport, SignalHealth
@@ -239,7 +240,11 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
     tiers = ("prefill", "decode")
     yield from (
         found
-        for health in (HealthReport(True), HealthReport(silent_tiers=tiers))
+        for health in (
+            HealthReport(True),
+            HealthReport(silent_tiers=tiers),
+            HealthReport(unselected=tuple((name, MANY) for name in tiers)),
+        )
         if (found := scaling_conditions.metrics_degraded(ServiceSnapshot(ServiceMetrics(0.0), {}), health, 8001))
         is not None
     )
@@ -259,6 +264,7 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
     starting = {"count": MANY, "nextReady": "2026-01-01T00:00:00Z"}
     for found in (
         scaling_conditions.shedding(state, snapshot, (), starting),
+        scaling_conditions.replicas_contested(HealthReport(contested=f"{QUOTE} sets the replica count of prefill")),
         scaling_conditions.gateway_config_stale(HealthReport(stale_gateways=stale_gateways())),
     ):
         assert found is not None
@@ -335,6 +341,9 @@ def scale_events() -> Iterator[Event]:
         yield change.event(deletion)
         yield scale_change("prefill", decision.replicas + 1, decision).event(deletion)
         yield scale_change("prefill", max(0, decision.replicas - 1), decision).event()
+        yield recommended_event("prefill", decision, MANY, QUOTE, 1e9)
+        writer = f"Deployment {NAME} is scaled by HorizontalPodAutoscaler {NAME}"
+        yield recommended_event("prefill", decision, decision.replicas, writer, 1e9)
 
 
 def scale_change(tier: str, replicas_before: int, decision: TierDecision) -> ScaleChange:

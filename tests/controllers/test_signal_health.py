@@ -9,7 +9,12 @@ import pytest
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.controllers.autoscale.scaling_conditions import _CHECK_PODS
-from plimsoll.controllers.autoscale.signal_health import BYPASS_SECONDS, ENGINE_SILENCE_SECONDS, STALE_CONFIG_SECONDS
+from plimsoll.controllers.autoscale.signal_health import (
+    BYPASS_SECONDS,
+    ENGINE_SILENCE_SECONDS,
+    STALE_CONFIG_SECONDS,
+    UNSELECTED_SECONDS,
+)
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
 from plimsoll.core.ports import GatewayConfigState, GatewayReading
@@ -322,3 +327,23 @@ def test_deleted_or_older_gateways_are_not_reported_stale() -> None:
         world.gateways = ("gw-2",)
         now = run_tick(world, at, gateway=False)
     assert ConditionType.GATEWAY_CONFIG_STALE not in [c.type for c in now]
+
+
+def test_pods_without_labels_of_the_service_are_reported() -> None:
+    """The Deployment counts a pod that the operator does not find by its labels."""
+    world, parent = ready_world()
+    for at in range(20):
+        run_tick(world, at)
+    (pod,) = world.store.tier_pods(KEY)
+    world.store.remove(pod)
+    for at in range(20, 21 + int(UNSELECTED_SECONDS)):
+        run_tick(world, at, answers=False)
+        assert found_condition(world, ConditionType.METRICS_DEGRADED) is None, "a watch may be late"
+    run_tick(world, 21 + UNSELECTED_SECONDS, answers=False)
+    found = condition_of(world, ConditionType.METRICS_DEGRADED)
+    assert found.reason is ConditionReason.LABELS_MATCH_NOTHING
+    assert "counts 1 replica of serve" in found.message
+    assert "label plimsoll.dev/service" in found.message
+    world.store.put(ready(parent, "serve"))
+    run_tick(world, 22 + UNSELECTED_SECONDS)
+    assert found_condition(world, ConditionType.METRICS_DEGRADED) is None

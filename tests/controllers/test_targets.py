@@ -9,6 +9,7 @@ import pytest
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
+from plimsoll.controllers.autoscale.signal_health import UNSELECTED_SECONDS
 from plimsoll.controllers.targets.target_state import WriterCause, applying_manager, autoscaler_of, later_writer
 from tests.api.manifests import adopted
 from tests.controllers.adopted_fleet import KEY, AdoptedFleet, service_object
@@ -219,6 +220,23 @@ async def test_scale_without_selector_asks_for_pod_selector() -> None:
     fleet.edit(**{"spec.targets.serve.podSelector": "app=llm"})
     await fleet.run(2)
     assert fleet.condition("Ready")[1] == "EnginesReady"
+
+
+async def test_pod_selector_that_matches_nothing_is_named() -> None:
+    fleet = AdoptedFleet(replicas=2, **{"spec.targets.serve.podSelector": "app=other"})
+    fleet.selected["app=other"] = 0
+    await fleet.run(int(UNSELECTED_SECONDS))
+    assert fleet.condition("MetricsDegraded")[1] == "MetricsMissing"
+    await fleet.run(3)
+    status, reason, message = fleet.condition("MetricsDegraded")
+    assert (status, reason) == ("True", "LabelsMatchNothing")
+    assert "counts 2 replicas of serve" in message
+    assert message.endswith("Set spec.targets.serve.podSelector to labels that its pods have")
+    fleet.selected["app=other"] = 2
+    await fleet.run(2)
+    assert fleet.condition("MetricsDegraded")[1] != "LabelsMatchNothing"
+    lost = [event["message"] for event in fleet.events if event["reason"] == "MetricsLost"]
+    assert [message.partition(" ")[0] for message in lost] == ["no", "for"]
 
 
 async def test_second_service_of_a_target_is_refused() -> None:

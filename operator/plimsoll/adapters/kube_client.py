@@ -351,18 +351,19 @@ class KubeClient:
         path: str,
         document: Object | None = None,
         timeout: float = REQUEST_TIMEOUT_SECONDS,
+        max_bytes: int = MAX_PAGE_BYTES,
     ) -> bytes:
         """The body of a pod's answer to a GET, or to a POST of a document, through the API server.
 
-        Requires `get` or `create` on `pods/proxy`. Raises as `get_from_pod`, also for more than MAX_PAGE_BYTES.
+        Requires `get` or `create` on `pods/proxy`. Raises as `get_from_pod`, also for more than `max_bytes`.
         """
         method, content_type = ("GET", None) if document is None else ("POST", "application/json")
         path = PODS.path(namespace, f"{pod}:{port}", f"proxy/{path}")
         response = (await self._send(method, path, None, document, content_type, timeout)).response
         with _body_of(method, path):
-            body = await read_body(response, MAX_PAGE_BYTES)
+            body = await read_body(response, max_bytes)
         if body is None:
-            raise BackendUnavailable(f"{method} {path}: answered more than {MAX_PAGE_BYTES} bytes")
+            raise BackendUnavailable(f"{method} {path}: answered more than {max_bytes} bytes")
         return body
 
     async def _page(self, path: str, query: dict[str, str], *, whole: bool) -> Object | None:

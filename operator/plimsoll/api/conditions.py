@@ -39,6 +39,7 @@ class ConditionType(StrEnum):
     SLO_INFEASIBLE = "SLOInfeasible"
     SLO_MET = "SLOMet"
     SCALING_LIMITED = "ScalingLimited"
+    REPLICAS_CONTESTED = "ReplicasContested"
     SHEDDING = "Shedding"
     MODEL_MISMATCH = "ModelMismatch"
     GATEWAY_CONFIG_STALE = "GatewayConfigStale"
@@ -65,6 +66,7 @@ TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
     ConditionType.SLO_MET: "The responses of the last minute met the SLO. Unknown: not measured, or undecided.",
     ConditionType.SCALING_LIMITED: "A limit keeps a tier from the replicas that it needs.",
+    ConditionType.REPLICAS_CONTESTED: "In mode `Auto` something else sets the replica count of a tier again and again.",
     ConditionType.SHEDDING: "Gateways reject requests. It ends after a minute without a rejection.",
     ConditionType.MODEL_MISMATCH: "Engines differ from the latency model. Sizing uses what is measured.",
     ConditionType.GATEWAY_CONFIG_STALE: "A gateway does not use the current admission limits.",
@@ -122,6 +124,7 @@ class ConditionReason(StrEnum):
     METRICS_DELAYED = "MetricsDelayed"
     METRICS_PARTIAL = "MetricsPartial"
     METRICS_MISSING = "MetricsMissing"
+    LABELS_MATCH_NOTHING = "LabelsMatchNothing"
     GATEWAYS_BYPASSED = "GatewaysBypassed"
     INFEASIBLE = "Infeasible"
     SLO_MET = "SLOMet"
@@ -201,7 +204,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.TARGET_UNREADABLE: "The API server fails to return the target, its scale or its pods.",
     ConditionReason.TARGET_TAKEN: "Another InferenceService sizes the target already.",
     ConditionReason.TARGET_OVERLAPS: "An older InferenceService already has pods of the target as its engines.",
-    ConditionReason.REPLICAS_OWNED: "Something else sets the replica count of the target, so Plimsoll only recommends.",
+    ConditionReason.REPLICAS_OWNED: "Something else sets the replica count. For a target, Plimsoll then only "
+    "recommends. For a tier it sets the count back.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error: replica counts are frozen.",
     ConditionReason.NO_SLO: "`spec.slo` is not set, so nothing is sized: each tier keeps `minReplicas`. "
@@ -217,6 +221,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "scales down.",
     ConditionReason.METRICS_MISSING: "No gateway reports request metrics, or no engine reports engine metrics. The "
     "replica count is frozen.",
+    ConditionReason.LABELS_MATCH_NOTHING: "A workload or target counts pods, and no pod has the labels by which its "
+    "engines are found.",
     ConditionReason.GATEWAYS_BYPASSED: "Engines run requests that no gateway has sent, so their demand is not seen.",
     ConditionReason.INFEASIBLE: "No number of replicas meets the SLO.",
     ConditionReason.SLO_MET: "In the last minute, at least the SLO's share of the responses met all targets.",

@@ -27,6 +27,7 @@ class EventReason(StrEnum):
     SCALED_DOWN = "ScaledDown"
     SCALED_TO_ZERO = "ScaledToZero"
     SCALED_FROM_ZERO = "ScaledFromZero"
+    RECOMMENDED = "Recommended"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     VOLUME_UNAVAILABLE = "VolumeUnavailable"
@@ -71,6 +72,8 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.SCALED_DOWN: "A tier's replica count decreased.",
     EventReason.SCALED_TO_ZERO: "A tier has no replica, because there are no requests for it.",
     EventReason.SCALED_FROM_ZERO: "A tier without replicas gets replicas, because requests are waiting.",
+    EventReason.RECOMMENDED: "The recommended replica count of a tier changed, and Plimsoll does not set it, "
+    "because of mode `Recommend` or another writer. At most one per tier and minute.",
     EventReason.UNSCHEDULABLE: "A pod of a tier cannot be scheduled on any node.",
     EventReason.IMAGE_UNAVAILABLE: "The engine image of a tier cannot be pulled.",
     EventReason.VOLUME_UNAVAILABLE: "A volume of a tier's pod cannot be attached or mounted.",
@@ -90,9 +93,11 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.ADAPTERS_LOADED: "No engine fails to load a LoRA adapter any more.",
     EventReason.SCALING_LIMITED: "A tier needs more replicas than its limits allow.",
     EventReason.TARGET_UNUSABLE: "A target cannot be read or scaled.",
-    EventReason.REPLICAS_OWNED: "Something else sets the replica count of a target, so Plimsoll yields.",
+    EventReason.REPLICAS_OWNED: "Something else sets the replica count of a target, to which Plimsoll yields, or of a "
+    "tier, to which it does not.",
     EventReason.INFERENCE_POOL_UNUSABLE: "Other gateways cannot use the InferencePool.",
-    EventReason.METRICS_LOST: "No gateway or no engine reports metrics of the service. Its replica counts are frozen.",
+    EventReason.METRICS_LOST: "No gateway or no engine reports metrics of the service, or no pod has the labels of its "
+    "engines. Replica counts are frozen.",
     EventReason.METRICS_RECOVERED: "Gateways and engines report metrics of the service again.",
     EventReason.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
     EventReason.SHEDDING_STARTED: "Gateways reject requests, because the arrival rate exceeds the SLO capacity of "
@@ -117,6 +122,7 @@ NORMAL_REASONS = frozenset(
         EventReason.SCALED_DOWN,
         EventReason.SCALED_TO_ZERO,
         EventReason.SCALED_FROM_ZERO,
+        EventReason.RECOMMENDED,
         EventReason.SHEDDING_STOPPED,
         EventReason.GATEWAY_CONFIG_SYNCED,
         EventReason.MODEL_NAME_ACCEPTED,

@@ -2,7 +2,8 @@
 
 Problem: a fleet that exists says nowhere that it serves a model, on which port, and what scales it.
 
-Idea: an engine's pod shows itself by its image, its command line, or the labels of KServe, llm-d and other operators.
+Idea: an engine's pod shows itself by its image, its command line, or the labels of KServe, llm-d and other operators,
+and if the user asks for it by its metrics page (`metric_pages`).
 The pod's owners lead to the object with the replica count. What was guessed is a comment in the manifest, and what was
 found but cannot be adopted is a comment in its place.
 """
@@ -24,10 +25,12 @@ from plimsoll.api import labels
 from plimsoll.cli import cluster
 from plimsoll.cli.kubeconfig import current_namespace
 from plimsoll.cli.manifests import service_name
+from plimsoll.cli.metric_pages import FoundPages, MetricsPage, find_pages, owner_key
 from plimsoll.cli.output_files import print_text
 from plimsoll.cli.placement import GPU_RESOURCE
 from plimsoll.core.errors import ClusterError, Forbidden, NotFound, PlimsollError
 from plimsoll.engines import vllm
+from plimsoll.engines.engine import Feature
 
 KubeObject = dict[str, Any]
 
@@ -58,11 +61,15 @@ class AdoptCommandError(PlimsollError):
 
 @dataclass
 class Fleet:
-    """Engines of one object. owner: that object. pods: its pods with an engine. evidence: why they are engines."""
+    """Engines of one object. owner: that object. pods: its pods with an engine. evidence: why they are engines.
+
+    page: their metrics page, None if it was not read.
+    """
 
     owner: KubeObject
     pods: list[KubeObject] = field(default_factory=list)
     evidence: str = ""
+    page: MetricsPage | None = None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,14 +80,17 @@ def run(arguments: argparse.Namespace) -> int:
             namespace = None if arguments.all_namespaces else arguments.namespace
             if namespace is None and not arguments.all_namespaces:
                 namespace = current_namespace(arguments.kubeconfig)
-            return await documents(kube, namespace)
+            return await documents(kube, namespace, reads_pages=arguments.metrics_pages)
 
     print_text("---\n".join(asyncio.run(find())))
     return 0
 
 
-async def documents(kube: KubeClient, namespace: str | None) -> list[str]:
-    """The YAML documents, at least one: a comment if there is nothing to adopt. namespace: None for all."""
+async def documents(kube: KubeClient, namespace: str | None, *, reads_pages: bool = False) -> list[str]:
+    """The YAML documents, at least one: a comment if there is nothing to adopt. namespace: None for all.
+
+    reads_pages: whether to ask pods for their metrics page that nothing else shows.
+    """
     place = f"namespace {namespace}" if namespace else "any namespace"
     try:
         pods, _ = await kube.list(PODS, namespace)
@@ -88,11 +98,21 @@ async def documents(kube: KubeClient, namespace: str | None) -> list[str]:
         raise AdoptCommandError(f"forbidden: needs permission to list pods in {place} ({error})") from error
     except ClusterError as error:
         raise AdoptCommandError(f"cannot list pods in {place}: {error}") from error
+    foreign = [pod for pod in pods if {labels.ROLE, labels.WORKER_OF}.isdisjoint(pod["metadata"].get("labels", {}))]
+    found = FoundPages({})
+    if reads_pages:
+        try:
+            found = await find_pages(kube, [pod for pod in foreign if evidence_of(pod) is None])
+        except Forbidden as error:
+            message = f"forbidden: --metrics-pages needs permission to get pods/proxy in {place} ({error})"
+            raise AdoptCommandError(message) from error
     fleets: dict[tuple[str, ...], Fleet] = {}
     others: dict[tuple[str, ...], str] = {}
-    for pod in pods:
-        evidence = evidence_of(pod)
-        if evidence is None or not {labels.ROLE, labels.WORKER_OF}.isdisjoint(pod["metadata"].get("labels", {})):
+    for pod in foreign:
+        page, evidence = found.pages.get(owner_key(pod)), evidence_of(pod)
+        if evidence is None and page is not None:
+            evidence = f"port {page.port} has a metrics page of {page.engine.title}"
+        if evidence is None:
             continue
         owner = await _scalable_owner(kube, pod)
         if isinstance(owner, str):
@@ -100,13 +120,21 @@ async def documents(kube: KubeClient, namespace: str | None) -> list[str]:
             others.setdefault(key, _comments([f"{'/'.join(key)}: {evidence}; not adopted: {owner}"]))
             continue
         meta = owner["metadata"]
-        fleet = fleets.setdefault((meta["namespace"], owner["kind"], meta["name"]), Fleet(owner, evidence=evidence))
+        fleet = fleets.setdefault(
+            (meta["namespace"], owner["kind"], meta["name"]), Fleet(owner, evidence=evidence, page=page)
+        )
         fleet.pods.append(pod)
     made = [manifest_of(fleet) for _, fleet in sorted(fleets.items())]
-    return [*made, *others.values()] or [f"# no engine was found in {place}: {_SIGNS}\n"]
+    unread = []
+    if found.unasked:
+        unread.append(_comments([f"metrics pages of {found.unasked} more workloads were not read: use -n"]))
+    return [*made, *others.values(), *unread] or [f"# no engine was found in {place}: {_SIGNS}\n"]
 
 
-_SIGNS: Final = "adopt looks for vLLM in images and command lines, and for labels of KServe, llm-d, Dynamo and Ray"
+_SIGNS: Final = (
+    "adopt looks for vLLM in images and command lines, for labels of KServe, llm-d, Dynamo and Ray, and with"
+    " --metrics-pages at metrics pages"
+)
 
 
 def evidence_of(pod: KubeObject) -> str | None:
@@ -131,6 +159,9 @@ def manifest_of(fleet: Fleet) -> str:
     container = _engine_container(pod)
     words, image = command_line(container), str(container.get("image", ""))
     head = [f"{label}: {fleet.evidence}, {_count(len(fleet.pods), 'pod')}"]
+    if fleet.page is not None and Feature.TARGETS not in fleet.page.engine.features:
+        name = fleet.page.engine.title
+        return _comments([*head, f"not adopted: the engine {name} is not supported as a target yet"])
     if _OTHER_ENGINES.search(image):
         return _comments([*head, f"not adopted: the engine of image {image} is not supported as a target yet"])
     own_labels = pod["metadata"].get("labels", {})
@@ -141,9 +172,11 @@ def manifest_of(fleet: Fleet) -> str:
     if role in ("prefill", "decode"):
         return _comments([*head, f"not adopted: its role is {role}, and targets support the role serve only"])
     port, port_note = _port(container, words)
+    if fleet.page is not None:
+        port, port_note = fleet.page.port, f"metricsPort: {fleet.page.port} of its metrics page"
     model, model_note = _model(words)
     notes = [*head, model_note, port_note]
-    if "vllm" not in " ".join((image, *words)):
+    if fleet.page is None and "vllm" not in " ".join((image, *words)):
         notes.append(f"engine: not known from image {image}; a target must serve vLLM's metrics")
     gpus = max(1, sum(_gpus(one) for one in pod["spec"].get("containers", ())))
     gpu_note = (

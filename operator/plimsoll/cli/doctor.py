@@ -209,7 +209,15 @@ def _pods(patient: Patient) -> Iterable[Finding]:
     yield from _some(found)
     for workload in patient.workloads:
         role, desired = _role(workload), get_int(workload, "spec", "replicas") or 0
-        if desired and not any(_role(pod) == role for pod in patient.pods):
+        pods = [pod for pod in patient.pods if _role(pod) == role]
+        unselected = tier_workload.unselected_replicas(tier_workload.counted_replicas(workload), pods)
+        if unselected:
+            if ConditionReason.LABELS_MATCH_NOTHING not in _reasons(patient):  # else the condition says it
+                message = (
+                    f"{tier_workload.label(workload)} has {unselected} in status.replicas, and no pod has its labels"
+                )
+                yield Finding(PROBLEM, f"tier {role}", message, "kubectl get pods --show-labels: look for a webhook")
+        elif desired and not pods:
             remedy = f"see the Events of {tier_workload.label(workload)} for a quota or a webhook"
             yield Finding(PROBLEM, f"tier {role}", f"{desired} replicas are desired, and no pod has its labels", remedy)
 
@@ -224,8 +232,7 @@ def _placement(patient: Patient) -> Iterable[Finding]:
 
 def _bypassed_gateways(patient: Patient) -> Iterable[Finding]:
     """Requests in engines that no gateway has sent. Those of targets need none. Later a condition says it."""
-    reasons = {get_text(one, "reason") for one in get_list(patient.service, "status", "conditions")}
-    if get_mapping(patient.service, "spec", "targets") or ConditionReason.GATEWAYS_BYPASSED in reasons:
+    if get_mapping(patient.service, "spec", "targets") or ConditionReason.GATEWAYS_BYPASSED in _reasons(patient):
         return
     metrics = get_mapping(patient.document, "metrics")
     rate, in_flight = (get_number(metrics, "gateways", name) for name in ("rate_per_s", "in_flight"))
@@ -268,6 +275,11 @@ def _some(found: Sequence[Finding]) -> Iterable[Finding]:
     yield from ordered[:MAX_FINDINGS_PER_KIND]
     if len(ordered) > MAX_FINDINGS_PER_KIND:
         yield Finding(NOTE, "pods", f"{len(ordered) - MAX_FINDINGS_PER_KIND} more have restarted or have problems")
+
+
+def _reasons(patient: Patient) -> set[str | None]:
+    """The reasons of the service's conditions."""
+    return {get_text(one, "reason") for one in get_list(patient.service, "status", "conditions")}
 
 
 def _role(obj: KubeObject) -> str:

@@ -104,6 +104,11 @@ def _add_adopt(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser = subcommands.add_parser("adopt", help="find engines in the cluster and print manifests with targets")
     group = _add_namespace(parser)
     group.add_argument("-A", "--all-namespaces", action="store_true", help="search all namespaces")
+    parser.add_argument(
+        "--metrics-pages",
+        action="store_true",
+        help="also GET /metrics from declared ports of at most 20 other pods, which needs get on pods/proxy",
+    )
     parser.set_defaults(run=_adopt)
 
 

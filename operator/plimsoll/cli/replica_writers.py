@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from plimsoll.api import labels
+from plimsoll.api.conditions import ConditionType
 from plimsoll.cli.findings import NOTE, PROBLEM, Finding
-from plimsoll.cli.json_access import get_mapping, get_text
-from plimsoll.controllers.replicas_owner import replicas_set_by
+from plimsoll.cli.json_access import get_list, get_mapping, get_text
+from plimsoll.controllers.replicas_owner import describe_owner, replicas_set_by
 
 KubeObject = dict[str, Any]
 
@@ -33,10 +34,13 @@ def foreign_writers(
             yield Finding(
                 PROBLEM, f"{prefix}hpa {name}", message, f"kubectl delete hpa {name}, or spec.scaling.mode: Off"
             )
+    conditions = get_list(service, "status", "conditions")
+    if any(get_text(one, "type") == ConditionType.REPLICAS_CONTESTED for one in conditions):  # it names the writer
+        return
     for workload in workloads:
         owner = replicas_set_by(workload)
         if owner is not None:
-            message = f"its replica count was last set by {owner}, not by Plimsoll"
+            message = f"its replica count was last set by {describe_owner(owner)}, not by Plimsoll"
             remedy = "set spec.tiers.*.minReplicas and maxReplicas instead"
             role = get_text(get_mapping(workload, "metadata", "labels"), labels.ROLE) or ""
             yield Finding(NOTE, f"{prefix}tier {role}", message, remedy)

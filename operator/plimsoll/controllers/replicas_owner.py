@@ -9,6 +9,7 @@ from plimsoll.api import labels
 Object = dict[str, Any]
 
 _OWN_MANAGERS = frozenset({labels.FIELD_MANAGER, labels.SCALER_FIELD_MANAGER})
+CONTROLLER_MANAGER = "kube-controller-manager"  # sets the count for every HorizontalPodAutoscaler, also KEDA's
 UNNAMED_CLIENT = "another client (such as kubectl scale)"
 
 
@@ -19,6 +20,11 @@ def replicas_owners(workload: Object) -> list[str]:
         for entry in workload["metadata"].get("managedFields", [])
         if "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
     ]
+
+
+def describe_owner(owner: str) -> str:
+    """A field manager that owns spec.replicas, for messages."""
+    return f"{owner} (a HorizontalPodAutoscaler)" if owner == CONTROLLER_MANAGER else owner
 
 
 def replicas_set_by(workload: Object) -> str | None:

@@ -72,6 +72,11 @@ def counted_replicas(workload: Object | None) -> int:
     return int(_status(workload).get("replicas", 0))
 
 
+def unselected_replicas(counted: int, pods: Sequence[Object]) -> int:
+    """Replicas that an object counts, if no pod has the labels by which its engines are found; else 0."""
+    return 0 if pods else counted
+
+
 def updated_replicas(workload: Object | None) -> int:
     """Replicas of the present template, by the workload's status."""
     return int(_status(workload).get("updatedReplicas", 0))

@@ -20,6 +20,7 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.autoscale import chunk_retuning, decision_document
 from plimsoll.controllers.autoscale.cost_report import CostGauges, gpus_by_tier
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
+from plimsoll.controllers.autoscale.recommendation_events import RecommendationEvents
 from plimsoll.controllers.autoscale.recommendations import Recommendations
 from plimsoll.controllers.autoscale.scale_action import RecordEvent, ScaleChange, ScaleWriter
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
@@ -84,6 +85,7 @@ class Autoscaler:
         self._sources = sources
         self._snapshots = SnapshotReader(cache, sources)
         self._writer = ScaleWriter(kube, cache, sources, record_event)
+        self._recommended = RecommendationEvents(record_event)
         self._on_report_changed = on_report_changed
         self._monotonic = monotonic
         self._is_managed = is_managed
@@ -148,6 +150,7 @@ class Autoscaler:
             yield self._monotonic() - started_s
             started_s = self._monotonic()
         self._writer.submit(changes, partial(self._isolate_errors, now_s=now_s))
+        self._recommended.submit()
         for key, known in self._entries.items():
             if not known.has_recent_failure(now_s):
                 self._errors.clear(Stage.SCALING, key, _subject(key))
@@ -155,12 +158,14 @@ class Autoscaler:
         yield self._monotonic() - started_s
 
     async def finish_writes(self) -> None:
-        """Wait until the replica counts of the last tick are written."""
+        """Wait until the replica counts of the last tick, and their Events, are written."""
         await self._writer.finish()
+        await self._recommended.finish()
 
     def cancel_writes(self) -> None:
         """Write no replica count of an earlier tick any more."""
         self._writer.cancel()
+        self._recommended.cancel()
 
     def decide(self, now_s: float) -> list[ScaleChange]:
         """The tiers to scale. Reads only caches."""
@@ -211,6 +216,9 @@ class Autoscaler:
                     now_s,
                 ):
                     self._on_report_changed(key)
+                self._recommended.update(
+                    service_object, entry.service_state, spec, entry.announced, other_writer, now_s
+                )
                 changes = list(self._changes(service_object, entry.service_state, spec))
                 entry.mark_idle(service_object, snapshot, spec, bool(changes), now_s)
                 due_changes += changes

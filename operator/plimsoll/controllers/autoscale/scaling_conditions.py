@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from plimsoll.api import labels
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
+from plimsoll.controllers.autoscale.replica_contests import CONTEST_SECONDS, CONTESTED_WRITES
 from plimsoll.controllers.autoscale.signal_health import (
     BYPASS_SECONDS,
     ENGINE_SILENCE_SECONDS,
     GATEWAY_SILENCE_SECONDS,
+    UNSELECTED_SECONDS,
     HealthReport,
 )
 from plimsoll.core import units
@@ -35,6 +38,10 @@ _PROMETHEUS_ONLY: Final = (
     " Check that the operator can reach port {} of the engine pods (NetworkPolicy, mesh)"
 )
 
+_TARGET_LABELS: Final = "Set spec.targets.serve.podSelector to labels that its pods have"
+_TIER_LABELS: Final = (
+    f"Look for what removes the label {labels.SERVICE} of the pods (kubectl get pods --show-labels), such as a webhook"
+)
 _REMEDY: Final = (
     "Remove it, or set spec.scaling.mode to Recommend. After a change by hand, edit the service's spec to scale again"
 )
@@ -119,6 +126,22 @@ def scaling_inactive(
     return None
 
 
+def replicas_contested(health: HealthReport) -> Condition | None:
+    """Who sets the counts of tiers again and again, while Plimsoll sets them back."""
+    if not health.contested:
+        return None
+    kind, undo = ConditionType.REPLICAS_CONTESTED, "Plimsoll sets it back, and the two undo each other"
+    remedy = "Remove that writer (kubectl get hpa), or set spec.scaling.mode to Recommend"
+    brief = f"{shorten(health.contested, MAX_QUOTE_CHARS)}: {undo}"
+    return Condition(
+        kind,
+        True,
+        ConditionReason.REPLICAS_OWNED,
+        f"{health.contested}, {CONTESTED_WRITES} times or more within {CONTEST_SECONDS / 60:.0f} min: {undo}. {remedy}",
+        brief,
+    )
+
+
 def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_port: int | None) -> Condition | None:
     """Which metrics are missing or late, and what the autoscaler does meanwhile.
 
@@ -128,6 +151,18 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
     def degraded(reason: ConditionReason, message: str) -> Condition:
         return Condition(ConditionType.METRICS_DEGRADED, True, reason, message)
 
+    if health.unselected:
+        counts = ", ".join(
+            f"{count} {'replica' if count == 1 else 'replicas'} of {name}" for name, count in health.unselected
+        )
+        where = _TARGET_LABELS if health.target_metrics_port is not None else _TIER_LABELS
+        message = (
+            f"for {UNSELECTED_SECONDS:.0f} s no pod has the labels by which engines are found, while Kubernetes counts"
+            f" {counts}: their load is not seen, and they do not count as ready. {where}"
+        )
+        kind = ConditionType.METRICS_DEGRADED
+        brief = f"for {UNSELECTED_SECONDS:.0f} s no pod has the labels of an engine, while Kubernetes counts {counts}"
+        return Condition(kind, True, ConditionReason.LABELS_MATCH_NOTHING, message, f"{brief}; see condition {kind}")
     if health.target_metrics_port is not None and (health.gateways_silent or health.silent_tiers):
         return degraded(ConditionReason.METRICS_MISSING, _ENGINES_SILENT.format(health.target_metrics_port))
     if health.gateways_silent:

@@ -225,6 +225,7 @@ def _conditions(
     frozen: tiers whose count is frozen, and why. tiers, slo_figures: the figures of the status, which the messages
     quote.
     """
+    yield scaling_conditions.replicas_contested(health)
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
     yield scaling_conditions.scaling_inactive(spec, service.spec.engine.contract, frozen, health.other_writer)

@@ -106,6 +106,7 @@ class SnapshotReader:
             ),
             engine_info=next(iter(engine_infos), None),
             is_uniform=is_one_configuration([announced_limits(info) for info in engine_infos]),
+            unselected=tier_workload.unselected_replicas(scaled.counted, pods),
             variant=pod_startup.startup_variant(max(pods, key=pod_startup.created_s)) if pods else UNKNOWN_VARIANT,
         )
 
@@ -139,7 +140,8 @@ def scaled_object(cache: ObjectCache, sources: SignalSources, service_object: Ob
     if workload is None:
         return None
     resource, replicas = tier_workload.resource_of(workload), tier_workload.ordered_replicas(workload)
-    return ScaledObject(resource, workload["metadata"], replicas, is_owned=True)
+    counted = tier_workload.counted_replicas(workload)
+    return ScaledObject(resource, workload["metadata"], replicas, is_owned=True, counted=counted)
 
 
 def tier_of(pod: Object) -> str | None:

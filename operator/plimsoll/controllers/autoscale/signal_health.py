@@ -30,6 +30,7 @@ STALE_CONFIG_SECONDS: Final = 30.0
 # An operator that starts has not read an idle engine for up to its polling interval.
 FIRST_READING_SECONDS: Final = MAX_READING_GAP_S
 PARTIAL_SECONDS: Final = 10.0  # each new engine is ready before it has been read
+UNSELECTED_SECONDS: Final = 30.0  # the count of a workload precedes its pods in a watch that is late
 BYPASS_SECONDS: Final = 120.0  # engines may finish requests of gateways that have been replaced
 
 _GATEWAY_LOG_COMMAND: Final = "kubectl logs -n plimsoll-system -l app.kubernetes.io/component=gateway -c picker"
@@ -58,7 +59,9 @@ class HealthReport(NamedTuple):
     prometheus_only_tiers: tiers with an engine whose metrics are known from Prometheus only. partial: which gateways or
     engines do not report while others do; "" if there are none. bypassing: requests in engines while no gateway sends
     one, for BYPASS_SECONDS; 0 otherwise. other_writer: who else sets the count of a target, None if no other writer
-    does. target_metrics_port: of a target's engines, which report the demand; None for tiers.
+    does. contested: who sets the counts of tiers beside Plimsoll; "" if no other client does. unselected: tiers whose
+    workload counts pods while none has the labels by which engines are found, with these counts.
+    target_metrics_port: of a target's engines, which report the demand; None for tiers.
     """
 
     gateways_silent: bool = False
@@ -68,6 +71,8 @@ class HealthReport(NamedTuple):
     partial: str = ""
     bypassing: float = 0.0
     other_writer: str | None = None
+    contested: str = ""
+    unselected: tuple[tuple[str, int], ...] = ()
     target_metrics_port: int | None = None
 
 
@@ -112,6 +117,7 @@ class SignalHealth:
     _partial_since_s: float = math.inf  # since when some of them have reported and others have not
     _published_since_s: float = math.inf  # since when admission limits are published
     _bypassed_since_s: float = math.inf  # since when engines run requests that no gateway has sent
+    _unselected_since_s: dict[str, float] = field(default_factory=dict)  # by tier: since when no counted pod is found
 
     def record(
         self, gateway: str, config_state: GatewayConfigState | None, versions: ConfigVersions, now_s: float
@@ -171,12 +177,19 @@ class SignalHealth:
         self._partial_since_s = _since(bool(silent), self._partial_since_s, now_s)
         bypassing = _bypassing(snapshot.metrics)
         self._bypassed_since_s = _since(bypassing > 0, self._bypassed_since_s, now_s)
+        unselected = {name: tier.unselected for name, tier in snapshot.tiers.items() if tier.unselected}
+        self._unselected_since_s = {name: min(self._unselected_since_s.get(name, now_s), now_s) for name in unselected}
         return HealthReport(
             now_s - self._last_gateway_s > GATEWAY_SILENCE_SECONDS,
             silent_tiers,
             stale_gateways,
             partial=silent if now_s - self._partial_since_s > PARTIAL_SECONDS else "",
             bypassing=bypassing if now_s - self._bypassed_since_s > BYPASS_SECONDS else 0.0,
+            unselected=tuple(
+                (name, unselected[name])
+                for name, since_s in self._unselected_since_s.items()
+                if now_s - since_s > UNSELECTED_SECONDS
+            ),
         )
 
     def _stale_gateways(self, gateways: Collection[str], now_s: float) -> str | None:

@@ -13,6 +13,8 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import pod_startup, tier_workload
 from plimsoll.controllers.autoscale import learned_state, scaling_conditions, scaling_status
 from plimsoll.controllers.autoscale.limit_status import LimitTracker
+from plimsoll.controllers.autoscale.recommendation_events import AnnouncedCount, restore_announced
+from plimsoll.controllers.autoscale.replica_contests import ReplicaContests
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, HealthReport, SignalHealth
 from plimsoll.core import codec
@@ -55,6 +57,7 @@ class TrackedService:
     report_made_s: float = -math.inf
     horizon_s: float | None = None  # from the spec at the last tick
     signal_health: SignalHealth = field(default_factory=SignalHealth)
+    contests: ReplicaContests = field(default_factory=ReplicaContests)
     limits: LimitTracker = field(default_factory=LimitTracker)
     arrivals_by_gateway: dict[str, float] = field(default_factory=dict)  # last arrival counter of each gateway
     variants: dict[str, tuple[Object, Variant]] = field(
@@ -62,6 +65,9 @@ class TrackedService:
     )  # by tier, with the workload it was read from
     idle_until_s: float = -math.inf  # no decision is due before
     last_failure_s: float = -math.inf  # time of the last failed decision
+    announced: dict[str, AnnouncedCount] = field(
+        default_factory=dict
+    )  # by tier: recommended counts that Events announced
     decided_object: Object | None = None
     last_metrics: tuple[float, ServiceMetrics] | None = None  # time and metrics of the last tick that decided
 
@@ -196,7 +202,9 @@ class TrackedService:
         old_report = self.report
         published = self.publisher.published
         health = self._health(service, snapshot, gateways, now_s)._replace(
-            prometheus_only_tiers=prometheus_only_tiers, other_writer=other_writer
+            prometheus_only_tiers=prometheus_only_tiers,
+            other_writer=other_writer,
+            contested=self.contests.update(snapshot.tiers, now_s),
         )
         is_shedding = scaling_conditions.is_shedding(snapshot, () if old_report is None else old_report.conditions)
         last_decision = self.service_state.last_decision
@@ -257,6 +265,7 @@ def track(
     tracked.limits.form = "targets" if is_adopted else "tiers"
     if checkpoint is not None:
         learned_state.restore(tracked.service_state, checkpoint)
+        tracked.announced = restore_announced(tracked.service_state)
     return tracked
 
 

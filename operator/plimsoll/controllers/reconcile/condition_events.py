@@ -41,6 +41,7 @@ _REASON_EVENTS: dict[ConditionReason, EventReason] = {
     ConditionReason.POOL_REJECTED: EventReason.INFERENCE_POOL_UNUSABLE,
     ConditionReason.POOL_NOT_ACCEPTED: EventReason.INFERENCE_POOL_UNUSABLE,
     ConditionReason.METRICS_MISSING: EventReason.METRICS_LOST,
+    ConditionReason.LABELS_MATCH_NOTHING: EventReason.METRICS_LOST,
     ConditionReason.INFEASIBLE: EventReason.SLO_INFEASIBLE,
     ConditionReason.SHEDDING: EventReason.SHEDDING_STARTED,
     ConditionReason.GATEWAY_CONFIG_STALE: EventReason.GATEWAY_CONFIG_STALE,
@@ -50,6 +51,7 @@ _REASON_EVENTS: dict[ConditionReason, EventReason] = {
 # Event of a condition that ends, or that no longer has this reason.
 _RECOVERY_EVENTS: dict[str, EventReason] = {
     ConditionReason.METRICS_MISSING.value: EventReason.METRICS_RECOVERED,
+    ConditionReason.LABELS_MATCH_NOTHING.value: EventReason.METRICS_RECOVERED,
     ConditionReason.SHEDDING.value: EventReason.SHEDDING_STOPPED,
     ConditionReason.GATEWAY_CONFIG_STALE.value: EventReason.GATEWAY_CONFIG_SYNCED,
     ConditionReason.MODEL_NAME_TAKEN.value: EventReason.MODEL_NAME_ACCEPTED,
@@ -140,7 +142,8 @@ def _event_reason(condition: Condition, previous: Object) -> EventReason | None:
             return None
         case ConditionType.SCALING_LIMITED:
             return EventReason.SCALING_LIMITED
-        case ConditionType.METRICS_DEGRADED if previous.get("reason") == ConditionReason.METRICS_MISSING:
-            return EventReason.METRICS_RECOVERED
+        case ConditionType.METRICS_DEGRADED if condition.reason not in _REASON_EVENTS:
+            was_lost = previous.get("reason") in (ConditionReason.METRICS_MISSING, ConditionReason.LABELS_MATCH_NOTHING)
+            return EventReason.METRICS_RECOVERED if was_lost else None
         case _:
             return _REASON_EVENTS.get(condition.reason)

@@ -200,9 +200,14 @@ class TargetPoller:
         except Forbidden as error:
             message = f"the operator may not read {ref.api_version} {ref.kind} or its scale ({error}); {ALLOW_HINT}"
             return TargetProblem(ConditionReason.TARGET_FORBIDDEN, message)
-        replicas = value_at(scale, "spec", "replicas")
+        replicas, counted = value_at(scale, "spec", "replicas"), value_at(scale, "status", "replicas")
         metadata = {name: live["metadata"][name] for name in _USED_METADATA if name in live["metadata"]}
-        scaled = ScaledObject(found, metadata, int(replicas) if isinstance(replicas, int) else 0)
+        scaled = ScaledObject(
+            found,
+            metadata,
+            replicas if isinstance(replicas, int) else 0,
+            counted=counted if isinstance(counted, int) else 0,
+        )
         other_writer = None
         if service.spec.mode is ScalingMode.AUTO:
             other_writer = self._other_writer(

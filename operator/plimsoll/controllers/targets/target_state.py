@@ -21,12 +21,11 @@ from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.v1alpha1 import EngineTarget, ScaleTargetRef
 from plimsoll.controllers.object_cache import resource_version
-from plimsoll.controllers.replicas_owner import UNNAMED_CLIENT, replicas_owners
+from plimsoll.controllers.replicas_owner import CONTROLLER_MANAGER, UNNAMED_CLIENT, replicas_owners
 
 Object = dict[str, Any]
 
 _KEDA_LABEL: Final = "scaledobject.keda.sh/name"
-_CONTROLLER_MANAGER: Final = "kube-controller-manager"  # writes for every HorizontalPodAutoscaler
 _OWN: Final = frozenset({labels.FIELD_MANAGER, labels.SCALER_FIELD_MANAGER})
 
 
@@ -42,13 +41,14 @@ class TargetProblem:
 class ScaledObject:
     """An object with a `scale` subresource. metadata: that of the object. replicas: of the spec.
 
-    is_owned: whether it is a tier's workload, and no target.
+    is_owned: whether it is a tier's workload, and no target. counted: replicas of the status.
     """
 
     resource: Resource
     metadata: Object
     replicas: int
     is_owned: bool = False
+    counted: int = 0
 
     @property
     def label(self) -> str:
@@ -129,7 +129,7 @@ def later_writer(obj: Object) -> OtherWriter | None:
     if not names:
         return OtherWriter(WriterCause.LATER_WRITE, UNNAMED_CLIENT)
     writer = " and ".join(names)
-    hint = " (a HorizontalPodAutoscaler that is gone)" if writer == _CONTROLLER_MANAGER else ""
+    hint = " (a HorizontalPodAutoscaler that is gone)" if writer == CONTROLLER_MANAGER else ""
     return OtherWriter(
         WriterCause.LATER_WRITE, f"the field manager {writer}{hint}, which has changed spec.replicas since"
     )

@@ -18,7 +18,8 @@ from plimsoll.core.slo import Slo
 class TierSnapshot:
     """One tier in the cluster. replicas: ordered count. engine_info: report of one engine, None before the first.
     is_uniform: all engines that report have one configuration (`measured_limits`), unlike in some rollouts. variant:
-    the configuration of new pods. replicas_set_by: who else ordered the count, None if no other did.
+    the configuration of new pods. replicas_set_by: who else ordered the count, None if no other did. unselected: pods
+    that the workload counts while no pod has the labels by which engines are found; 0 if one has.
     """
 
     replicas: int
@@ -28,6 +29,7 @@ class TierSnapshot:
     is_uniform: bool = True
     variant: Variant = UNKNOWN_VARIANT
     replicas_set_by: str | None = None
+    unselected: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ maxReplicas (with the schedule). The step names every limit that changed the cou
 from __future__ import annotations
 
 from plimsoll.core.autoscaling.decision_state import MAX_MARKS, NO_BACKOFF, TimedReplicas
-from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
+from plimsoll.core.autoscaling.scaling_decision import MODE_STEP, ScalingLimit
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy
 from plimsoll.core.autoscaling.startup_time import extend_backoff
 from plimsoll.core.autoscaling.tier_context import TierContext
@@ -105,14 +105,16 @@ def apply_mode(context: TierContext, policy: ScalingPolicy) -> int:
     """Step 8: apply the scaling mode. Returns the recommended count."""
     decided, current = context.count, context.observation.replicas
     if policy.paused:
-        context.add_step("mode", "paused: replica count stays at {}, recommended {}", current, decided, count=current)
+        context.add_step(
+            MODE_STEP, "paused: replica count stays at {}, recommended {}", current, decided, count=current
+        )
     elif policy.mode is ScalingMode.AUTO and context.hold_reason is None:
-        context.add_step("mode", "mode is Auto", count=decided)
+        context.add_step(MODE_STEP, "mode is Auto", count=decided)
     elif policy.mode is ScalingMode.AUTO:
-        context.add_step("mode", "mode is Auto, demand unknown: {}", context.hold_reason, count=decided)
+        context.add_step(MODE_STEP, "mode is Auto, demand unknown: {}", context.hold_reason, count=decided)
     else:
         context.add_step(
-            "mode",
+            MODE_STEP,
             "mode is {}: replica count stays at {}, recommended {}",
             policy.mode,
             current,

@@ -11,6 +11,7 @@ from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.units import format_message
 
 STABILIZE_STEP: Final = "stabilization"  # the step that applies the stabilization window
+MODE_STEP: Final = "mode"  # the step that applies the scaling mode
 
 
 class ScalingLimit(StrEnum):
