@@ -14,6 +14,7 @@ from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.request_parser import MAX_N, MAX_SEQUENCES_PER_PROMPT
+from plimsoll.gateway.service_catalog import ServiceEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Availability:
 
 _REASON_BY_OUTCOME = {
     AdmissionOutcome.SHED_SATURATED: RejectionReason.OVERLOADED,
+    AdmissionOutcome.SHED_ADAPTERS: RejectionReason.ADAPTERS_BUSY,
     AdmissionOutcome.SHED_STARTING: RejectionReason.MODEL_STARTING,
     AdmissionOutcome.SHED_QUOTA: RejectionReason.QUOTA_EXCEEDED,
     AdmissionOutcome.SHED_DEADLINE: RejectionReason.DEADLINE,
@@ -49,14 +51,15 @@ def admission_rejection(
     cost_model: EngineCostModel | None,
     availability: Availability,
     now: float,
-    max_model_len: int | None = None,
+    target: ServiceEntry | None = None,
 ) -> Rejection:
     """Returns the rejection that a client receives for an admission decision other than Admitted.
 
     `ready_engines` counts the ready engines of the service. `cost_model` is given only if no engine can hold the
-    request. `max_model_len` is the longest sequence in tokens by the engines' arguments, None if unknown.
+    request. `target` is the service that rejects it, None if it is gone.
     """
     if decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY and cost_model is not None:
+        max_model_len = None if target is None else target.max_model_len
         context = min(cost_model.kv_tokens, max_model_len or cost_model.kv_tokens)
         return too_long(ctx.model, ctx.prompt.tokens, context, is_exact=_is_exact(ctx))
     retry = decision.retry or NO_RETRY
@@ -69,6 +72,8 @@ def admission_rejection(
         cause = "" if ready_engines else f" {without_engine(ctx.model, availability)}"
         return Rejection(RejectionReason.DEADLINE, f"{waited} and would miss its deadline of {ctx.deadline}.{cause}")
     message = _message(ctx, decision.outcome, ready_engines, availability, now)
+    if decision.outcome is AdmissionOutcome.SHED_ADAPTERS and target is not None and target.policy is not None:
+        message = _adapters_busy(ctx.model, ready_engines, target.policy.max_loras)
     return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, retry=retry)
 
 
@@ -192,6 +197,14 @@ def _starting(model: str, availability: Availability) -> str:
 
 def _stopped(model: str) -> str:
     return f"Model '{model}' has no engine and none is starting. Check the status of its InferenceService."
+
+
+def _adapters_busy(model: str, ready_engines: int, max_loras: int) -> str:
+    engines = "the one ready engine" if ready_engines == 1 else f"each of the {ready_engines} ready engines"
+    return (
+        f"Adapter '{model}' waits for its turn: {engines} runs requests of at most {max_loras} adapters at once"
+        " (engine.lora.maxLoras), and others have them."
+    )
 
 
 def _deleted(model: str) -> str:

@@ -352,9 +352,7 @@ class Picker:
         ready, cost_model = self.admission.rejection_details(ctx)
         target = self.catalog.services.get(ctx.target_service)
         next_ready = availability(self.catalog.services.get(ctx.service), self._clock.unix())
-        rejection = error_messages.admission_rejection(
-            ctx, decision, ready, cost_model, next_ready, now, None if target is None else target.max_model_len
-        )
+        rejection = error_messages.admission_rejection(ctx, decision, ready, cost_model, next_ready, now, target)
         return self._reject(rejection, ctx, now)
 
     def _enqueue(self, ctx: RequestContext, now: float) -> asyncio.Future[bytes]:
