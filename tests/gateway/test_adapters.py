@@ -153,6 +153,16 @@ async def test_adapter_without_a_place_is_rejected_with_its_turn() -> None:
     assert harness.outcomes() == {"Admitted": 1, "Queued": 1, "ShedAdapters": 1}
 
 
+async def test_adapter_without_a_place_is_rejected_at_once_without_a_queue() -> None:
+    obj = busy_service(1)
+    obj["spec"]["admission"] = {"whenFull": "Shed"}
+    harness = PickerHarness(obj, pods=engine_names(1))
+    harness.send("sql")
+    reply = rejection_of(harness.send("law"))
+    assert (reply.status, reply.error["code"]) == (429, "adapters_busy")
+    assert int(reply.headers["retry-after"]) >= 1
+
+
 async def test_adapters_share_the_engines_of_their_service() -> None:
     harness = PickerHarness(busy_service(1), pods=engine_names(2))
     engines = [{picked_engine(harness.send(name)) for _ in range(3)} for name in ("sql", "law")]

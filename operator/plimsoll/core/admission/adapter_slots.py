@@ -125,7 +125,7 @@ class AdapterSlots:
 
     def is_open(self, adapter: str) -> bool:
         """Whether a request of this adapter may go to some engine."""
-        return any(self._allows(address, adapter) for address in self._with_file(adapter))
+        return not self.max_adapters or any(self._allows(address, adapter) for address in self._with_file(adapter))
 
     def choices(self, adapter: str) -> tuple[list[str], list[str]]:
         """Returns the engines that a request may go to: those to prefer, and the others.

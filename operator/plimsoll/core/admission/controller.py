@@ -189,8 +189,7 @@ class AdmissionController:
         impossible = self._shed_impossible(request, cost, min(request.arrived_s, now), now)
         if impossible is not None:
             return impossible
-        outcome = AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
-        return self._shed(request, cost, outcome, now)
+        return self._shed(request, cost, self._full_outcome(request), now)
 
     def register_running(self, request: AdmissionRequest, address: str, now: float) -> bool:
         """Register a request that runs on a replica with its prompt computed. Returns False if that is impossible."""
@@ -392,9 +391,12 @@ class AdmissionController:
         """Shed a queued request that would be late. All outcomes but ShedDeadline have a `Retry-After`."""
         if queued.client_deadline_s - queued.cost.idle_ttft_s <= now:
             return self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_DEADLINE, now)
-        full = AdmissionOutcome.SHED_ADAPTERS if queued.is_parked else AdmissionOutcome.SHED_SATURATED
-        outcome = full if self.pool.replicas else AdmissionOutcome.SHED_STARTING
-        return self._shed(queued.request, queued.cost, outcome, now)
+        return self._shed(queued.request, queued.cost, self._full_outcome(queued.request), now)
+
+    def _full_outcome(self, request: AdmissionRequest) -> AdmissionOutcome:
+        if request.adapter and self.pool.replicas and not self.pool.adapters.is_open(request.adapter):
+            return AdmissionOutcome.SHED_ADAPTERS
+        return AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
 
     def _shed_impossible(
         self, request: AdmissionRequest, cost: RequestCost, start_s: float, now: float
