@@ -205,7 +205,7 @@ class OpenAiApi:
         names = (adapter,) if adapter else self._options.served_names
         request = dialect.parse(body, names, self._options.profile.max_model_len)
         if adapter:
-            request = replace(request, salt=f"{adapter}\n{request.salt}")
+            request = replace(request, salt=f"{adapter}\n{request.salt}", adapter=adapter)
         base = _header(scope, b"x-request-id") or request.request_id or uuid.uuid4().hex
         name = f"{dialect.prefix}-{base}"
         generation = Generation(self._driver, self._sequences(request, name, arrived_s))
@@ -232,6 +232,7 @@ class OpenAiApi:
                 and self._options.kv_role in (vllm.KV_CONSUMER, vllm.KV_BOTH),
                 keeps_kv=bool(transfer.get("do_remote_decode"))
                 and self._options.kv_role in (vllm.KV_PRODUCER, vllm.KV_BOTH),
+                adapter=request.adapter,
             )
             for index, prompt in enumerate(prompts)
         ]

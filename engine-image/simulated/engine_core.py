@@ -30,8 +30,9 @@ from simulated.served_metrics import ServedMetrics
 class EngineCore:
     """One engine. All times in seconds on one clock that never goes back.
 
-    noise: relative errors of steps, see `StepTiming`. `updated` has the sequences with updates for their listeners; the
-    caller clears it. `fetching_kv` has the sequences whose KV is in transfer.
+    noise: relative errors of steps, see `StepTiming`. max_adapters: LoRA adapters of a step, 0 without LoRA. `updated`
+    has the sequences with updates for their listeners; the caller clears it. `fetching_kv` has the sequences whose KV
+    is in transfer.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class EngineCore:
         *,
         prefix_caching: bool = True,
         noise: Sequence[float] = (),
+        max_adapters: int = 0,
     ) -> None:
         size = profile.block_size
         self.kv_cache = KvCache(
@@ -65,6 +67,7 @@ class EngineCore:
             kv_link,
             metrics,
             on_steps=self._on_steps,
+            max_adapters=max_adapters,
         )
         self._present: set[ServedSequence] = set()
         self._kv_arrivals: list[tuple[float, int, ServedSequence]] = []

@@ -28,11 +28,12 @@ class OptionsError(ValueError):
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """LoRA options. failing: paths that cannot be loaded. load_s: seconds of a load."""
+    """LoRA options. failing: paths that cannot be loaded. load_s: seconds of a load. max_loras: adapters of a step."""
 
     enabled: bool
     failing: frozenset[str]
     load_s: float
+    max_loras: int
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> E
             enabled=given.enable_lora and environment.get(vllm.RUNTIME_LORA_VARIABLE, "0") == "1",
             failing=frozenset(given.failing_adapters.split(",")) - {""},
             load_s=given.adapter_seconds * scale,
+            max_loras=given.max_loras or 1,
         ),
         ignored=tuple(ignored),
         tls=_tls(given),

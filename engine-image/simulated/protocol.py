@@ -57,6 +57,7 @@ class GenerationRequest:
     transfer: Mapping[str, Any] | None
     encoding: str = "float"  # of an embedding; or base64
     metadata: Mapping[str, Any] | None = None  # of a response, which repeats it
+    adapter: str = ""  # the LoRA adapter, "" for the model itself
 
 
 def parse_request(body: bytes, chat: bool, names: tuple[str, ...], max_model_len: int) -> GenerationRequest:

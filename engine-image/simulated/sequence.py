@@ -49,6 +49,7 @@ class ServedSequence(EngineSequence):
         streamed: bool = False,
         remote: bool = False,
         keeps_kv: bool = False,
+        adapter: str = "",
     ) -> None:
         super().__init__(
             next(_ids),
@@ -57,6 +58,7 @@ class ServedSequence(EngineSequence):
             remote=remote,
             keeps_kv=keeps_kv,
             arrived_s=arrived_s,
+            adapter=adapter,
         )
         self.request_id = request_id
         self.prompt = prompt

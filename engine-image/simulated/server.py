@@ -57,6 +57,7 @@ def make_core(options: EngineOptions) -> EngineCore:
         ServedMetrics(profile.max_model_len, bool(options.kv_role)),
         prefix_caching=options.prefix_caching,
         noise=draw_step_noise(options.noise, options.seed),
+        max_adapters=options.lora.max_loras if options.lora.enabled else 0,
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
-from plimsoll.core.admission.placement import PrefixTokens
+from plimsoll.core.admission.prefix_tokens import PrefixTokens
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel

@@ -23,6 +23,7 @@ class ReferenceSequence:
     prompt: int
     output: int
     remote: bool
+    adapter: str = ""
     scheduled: int = 0
     computed: int = 0
     blocks: int = 0
@@ -35,8 +36,9 @@ class ReferenceSequence:
 class ReferenceEngine:
     """One engine with two steps in flight. Times in seconds."""
 
-    def __init__(self, profile: HardwareProfile) -> None:
+    def __init__(self, profile: HardwareProfile, max_adapters: int = 0) -> None:
         self._profile = profile
+        self._max_adapters = max_adapters
         self._link = KvLink(profile.layers, profile.block_size, profile.kv_bytes_per_token)
         self._free = profile.kv_tokens // profile.block_size
         self._waiting: deque[ReferenceSequence] = deque()
@@ -46,9 +48,15 @@ class ReferenceEngine:
         self._device_free_s = -math.inf
         self.preemptions = self.steps = self.tokens = 0
 
-    def run(self, lengths: Sequence[tuple[float, int, int]], remote: bool) -> list[ReferenceSequence]:
+    def run(
+        self, lengths: Sequence[tuple[float, int, int]], remote: bool, adapters: Sequence[str] = ()
+    ) -> list[ReferenceSequence]:
         """Plays requests (arrival, prompt tokens, output tokens) to their end."""
-        sequences = [ReferenceSequence(at_s, prompt, output, remote) for at_s, prompt, output in lengths]
+        names = adapters or [""] * len(lengths)
+        sequences = [
+            ReferenceSequence(at_s, prompt, output, remote, name)
+            for (at_s, prompt, output), name in zip(lengths, names, strict=True)
+        ]
         for sequence in sequences:
             self._advance(sequence.arrived_s)
             self._waiting.append(sequence)
@@ -109,8 +117,12 @@ class ReferenceEngine:
                     budget -= missing
         if self.preemptions > preempted:
             return chunks, fetches
+        scheduled, skipped = {sequence.adapter for sequence, _ in chunks} - {""}, []
         while self._waiting and budget and len(self._running) < self._profile.max_num_seqs:
             sequence = self._waiting[0]
+            if sequence.adapter and len(scheduled | {sequence.adapter}) > self._max_adapters:
+                skipped.append(self._waiting.popleft())
+                continue
             fetches_kv = sequence.remote and not sequence.fetched
             missing = sequence.prompt + sequence.scheduled - sequence.computed
             tokens = missing if fetches_kv else min(missing, budget)
@@ -124,6 +136,8 @@ class ReferenceEngine:
             self._running.append(sequence)
             chunks.append((sequence, tokens))
             budget -= tokens
+            scheduled |= {sequence.adapter} - {""}
+        self._waiting.extendleft(reversed(skipped))
         return chunks, fetches
 
     def _make_room(self, sequence: ReferenceSequence, tokens: int) -> bool:

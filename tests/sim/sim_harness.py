@@ -57,7 +57,14 @@ class PoissonLoad:
 
 
 def make_engine(
-    own: HardwareProfile, *, can_skip: bool = True, noise: float = 0.0, chunk: int = 0, seed: int = 1
+    own: HardwareProfile,
+    *,
+    can_skip: bool = True,
+    noise: float = 0.0,
+    chunk: int = 0,
+    seed: int = 1,
+    max_adapters: int = 0,
+    adapter_load_s: float = 0.0,
 ) -> SimulatedEngine:
     return SimulatedEngine(
         own.max_num_seqs,
@@ -67,6 +74,8 @@ def make_engine(
         KvLink(own.layers, own.block_size, own.kv_bytes_per_token),
         EngineMetrics(own.max_model_len),
         can_skip,
+        max_adapters=max_adapters,
+        adapter_load_s=adapter_load_s,
     )
 
 

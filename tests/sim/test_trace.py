@@ -45,6 +45,8 @@ def test_read_optional_columns_are_kept(tmp_path: Path) -> None:
     assert len(set(one.block_ids)) == 2
     text = 'arrival_s,prompt_tokens,output_tokens,hash_ids,tenant\n0,9,1,"[3, 4]",a\n'
     assert trace.read(written(tmp_path, text)) == [TraceRequest(0.0, 9, 1, "", "a", one.block_ids)]
+    text = "arrival_s,prompt_tokens,output_tokens,adapter\n0,9,1,sql\n"
+    assert trace.read(written(tmp_path, text)) == [TraceRequest(0.0, 9, 1, adapter="sql")]
 
 
 def test_read_block_hashes_include_their_prefix(tmp_path: Path) -> None:

@@ -366,6 +366,7 @@ def _make_plant(arguments: argparse.Namespace, service: InferenceService, reques
             raise BadInput(f"{name}: must be at least 1")
     if arguments.gateways > _MAX_GATEWAYS:
         raise BadInput(f"--gateways: must be at most {_MAX_GATEWAYS:,}")
+    lora = service.lora
     return Plant(
         hardware_profile,
         startup.parse(arguments.start_up),
@@ -375,6 +376,7 @@ def _make_plant(arguments: argparse.Namespace, service: InferenceService, reques
         hash_block_tokens=_HASH_BLOCK_TOKENS if any(one.block_ids for one in requests) else 0,
         config=_model_config(arguments.model_config),
         gpus={Role(name): tier.replica_gpus for name, tier in tiers.items()},
+        max_adapters=0 if lora is None else lora.loras,
     )
 
 

@@ -3,13 +3,14 @@
 Problem: a request for an adapter should go where the adapter is loaded. Engines know that, and the operator reports it
 with a delay of some seconds.
 
-Idea: the status of the service names ready pods without an adapter. They are avoided while another engine can serve.
+Idea: the status of the service names ready pods without an adapter. They are avoided while another engine can serve;
+admission control, if the service has it, also counts the adapters at each engine (`core.admission.adapter_slots`).
 The engine has the last word: it refuses a request for an adapter that it has not loaded, and Envoy tries the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -62,6 +63,13 @@ def not_loaded_on(inference_service: Mapping[str, Any]) -> dict[str, frozenset[s
         if isinstance(name := value_at(entry, "name"), str) and isinstance(pods, list):
             found[name] = frozenset(pod for pod in pods if isinstance(pod, str))
     return found
+
+
+def not_loaded_at(entries: Iterable[AdapterEntry], endpoints: Iterable[Endpoint]) -> dict[str, frozenset[str]]:
+    """Returns the addresses of the endpoints without an adapter, by the adapter's name."""
+    missing = {entry.name: entry.not_loaded_on for entry in entries if entry.not_loaded_on}
+    addresses = {endpoint.pod: endpoint.address for endpoint in endpoints} if missing else {}
+    return {name: frozenset(addresses[pod] for pod in pods if pod in addresses) for name, pods in missing.items()}
 
 
 def prefer_loaded(

@@ -16,12 +16,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
+from plimsoll.core.admission.adapter_slots import AdapterSlots
 from plimsoll.core.admission.cost_model import EngineCostModel
-from plimsoll.core.admission.placement import PrefixTokens
+from plimsoll.core.admission.prefix_tokens import PrefixTokens
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionRequest
 from plimsoll.core.admission.token_estimator import TokenEstimator
 from plimsoll.core.routing.picker import eligible
 from plimsoll.core.types import Role
+from plimsoll.gateway.adapters import not_loaded_at
 from plimsoll.gateway.admission_policy import AdmissionPolicy
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.inflight import InFlightTracker
@@ -142,6 +144,7 @@ class AdmissionManager:
             request = AdmissionRequest(
                 ctx.request_id, "", ctx.tenant, ctx.arrived_s, prompt.tokens,
                 max_tokens=ctx.max_tokens, sequences=prompt.sequences,
+                adapter="" if ctx.adapter is None else ctx.adapter.name,
             )  # fmt: skip
         waited_s = now - ctx.arrived_s
         self._forwarded[ctx.request_id] = ForwardedRequest(
@@ -232,6 +235,12 @@ class AdmissionManager:
             "slots": admission.slot_limit,
         }
 
+    def adapter_slots(self, key: str) -> AdapterSlots | None:
+        """Returns the places of the service's LoRA adapters, None for a service without LoRA or without admission."""
+        admission = self.services.get(key)
+        slots = None if admission is None else admission.controller.pool.adapters
+        return slots if slots is not None and slots.max_adapters else None
+
     def max_model_error(self, key: str) -> tuple[float, float]:
         """Returns the largest step-time ratio and the largest TTFT residual (s) of the service's engines.
 
@@ -285,6 +294,7 @@ class AdmissionManager:
         revisions = {e.revision for e in routable if e.role is Role.DECODE}
         prefill_endpoints = (e for e in service.endpoints if e.role is Role.PREFILL and e.revision in revisions)
         prefills = frozenset(e.address for e in eligible(prefill_endpoints, loads))
+        admission.set_adapters(not_loaded_at(service.adapters.values(), routable))
         return admission.set_replicas(
             slots_by_endpoint(admission.slot_limit, external, external.keys() - healthy),
             prefills,

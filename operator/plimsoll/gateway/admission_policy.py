@@ -41,6 +41,7 @@ class AdmissionPolicy:
     `fallback` is the NAMESPACE/NAME of the service that receives requests which this one cannot serve. `max_queued` is
     the number of requests that may wait at one gateway. `limits` are the last published limits that could be read, None
     before the first. `objectives` are the priorities of InferenceObjectives by name: further names of classes.
+    `max_loras` is the number of LoRA adapters that one engine runs at once, 0 without LoRA.
     """
 
     classes: tuple[ClassPolicy, ...]
@@ -49,6 +50,7 @@ class AdmissionPolicy:
     max_queued: int = 1000
     limits: AdmissionLimits | None = None
     objectives: Mapping[str, int] = field(default_factory=dict)
+    max_loras: int = 0
 
     @property
     def has_cost_model(self) -> bool:
@@ -114,6 +116,7 @@ def _policy_of(service: InferenceService) -> AdmissionPolicy | None:
         tenants=service.tenants,
         fallback=None if service.fallback is None else "/".join(service.fallback),
         max_queued=0 if service.when_full == "Shed" else service.max_queued,
+        max_loras=0 if service.lora is None else service.lora.loras,
     )
 
 

@@ -38,6 +38,7 @@ class Availability:
 
 _REASON_BY_OUTCOME = {
     AdmissionOutcome.SHED_SATURATED: RejectionReason.OVERLOADED,
+    AdmissionOutcome.SHED_ADAPTERS: RejectionReason.ADAPTERS_BUSY,
     AdmissionOutcome.SHED_STARTING: RejectionReason.MODEL_STARTING,
     AdmissionOutcome.SHED_DEADLINE: RejectionReason.DEADLINE,
     AdmissionOutcome.SHED_NO_CAPACITY: RejectionReason.NO_ENDPOINT,
@@ -75,6 +76,8 @@ def admission_rejection(
         tenants = {} if target is None or target.policy is None else target.policy.tenants
         return over_quota(ctx, tenants.get(ctx.tenant), retry)
     message = _message(ctx, decision.outcome, ready_engines, availability, now)
+    if decision.outcome is AdmissionOutcome.SHED_ADAPTERS and target is not None and target.policy is not None:
+        message = _adapters_busy(ctx.model, ready_engines, target.policy.max_loras)
     return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, retry=retry)
 
 
@@ -213,6 +216,14 @@ def _starting(model: str, availability: Availability) -> str:
 
 def _stopped(model: str) -> str:
     return f"Model '{model}' has no engine and none is starting. Check the status of its InferenceService."
+
+
+def _adapters_busy(model: str, ready_engines: int, max_loras: int) -> str:
+    engines = "the one ready engine" if ready_engines == 1 else f"each of the {ready_engines} ready engines"
+    return (
+        f"Adapter '{model}' waits for its turn: {engines} runs requests of at most {max_loras} adapters at once"
+        " (engine.lora.maxLoras), and others have them."
+    )
 
 
 def _deleted(model: str) -> str:

@@ -49,6 +49,7 @@ class RejectionReason(StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     REQUEST_TOO_LARGE = "request_too_large"
     OVERLOADED = "overloaded"
+    ADAPTERS_BUSY = "adapters_busy"
     QUOTA_EXCEEDED = "quota_exceeded"
     MODEL_STARTING = "model_starting"
     NO_ENDPOINT = "no_endpoint"
@@ -83,6 +84,7 @@ STATUS_BY_REASON = {
     RejectionReason.BODY_TOO_LARGE: 413,
     RejectionReason.REQUEST_TOO_LARGE: 400,
     RejectionReason.OVERLOADED: 429,
+    RejectionReason.ADAPTERS_BUSY: 429,
     RejectionReason.QUOTA_EXCEEDED: 429,
     RejectionReason.MODEL_STARTING: 503,
     RejectionReason.NO_ENDPOINT: 503,

@@ -148,6 +148,10 @@ class ServiceAdmission:
                 forwarded.registered_late = True
         return True
 
+    def set_adapters(self, not_loaded_on: Mapping[str, Collection[str]]) -> None:
+        """Set the addresses of engines that have not loaded an adapter, by adapter, as far as that is known."""
+        self.controller.pool.adapters.configure(self.policy.max_loras, not_loaded_on)
+
     def adopt(self, forwarded: ForwardedRequest, now: float) -> None:
         """Count a request at an engine that another gateway decided about."""
         if forwarded.address in (self._slots_by_endpoint or {}):
@@ -266,6 +270,7 @@ class ServiceAdmission:
                 ctx.block_hashes,
                 ctx.is_retry,
                 ctx.deadline.complete_s if ctx.deadline.complete_s < math.inf else None,
+                "" if ctx.adapter is None else ctx.adapter.name,
             )
         return ctx.admission_request
 

@@ -94,6 +94,10 @@ def update_metrics(picker: Picker) -> None:
         step_time_ratio, ttft_residual_s = picker.admission.max_model_error(key)
         gateway_metrics.GATEWAY_STEP_TIME_RATIO.labels(key).set(step_time_ratio)
         gateway_metrics.GATEWAY_TTFT_RESIDUAL.labels(key).set(ttft_residual_s)
+        if (slots := picker.admission.adapter_slots(key)) is not None:
+            gateway_metrics.GATEWAY_ADAPTERS.labels(key, "active").set(slots.most_active)
+            gateway_metrics.GATEWAY_ADAPTERS.labels(key, "waiting").set(slots.waiting)
+            gateway_metrics.GATEWAY_ADAPTER_LOAD.labels(key).set(slots.load_s)
         for kind, tokens in asdict(picker.admission.take_prefix_tokens(key)).items():
             gateway_metrics.GATEWAY_PREFIX_TOKENS.labels(key, kind).inc(tokens)
         roles = {e.role for e in service.endpoints}

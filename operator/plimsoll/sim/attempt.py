@@ -26,6 +26,7 @@ class TraceRequest:
     blocks.
 
     request_class: name of its class in the trace. tenant: for quotas and fairness. client: identity for retries.
+    adapter: its LoRA adapter, "" for the model itself.
     """
 
     at_s: float
@@ -35,6 +36,7 @@ class TraceRequest:
     tenant: str = ""
     block_ids: tuple[int, ...] = ()
     client: str = ""
+    adapter: str = ""
 
 
 @dataclass(eq=False, slots=True)

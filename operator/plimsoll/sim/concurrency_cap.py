@@ -52,10 +52,11 @@ class CappedGateway(SimulatedGateway):
         max_queued: int,
         epoch_s: float,
         fallback: bool = False,
+        max_adapters: int = 0,
         *,
         concurrency_cap: ConcurrencyCap,
     ) -> None:
-        super().__init__(name, classes, tenants, max_queued, epoch_s, fallback)
+        super().__init__(name, classes, tenants, max_queued, epoch_s, fallback, max_adapters)
         self._cap, self._patience_s = concurrency_cap.requests, concurrency_cap.patience_s
         self._deadlines: list[tuple[float, str]] = []
 

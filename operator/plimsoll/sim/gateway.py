@@ -46,6 +46,7 @@ _DEFAULT_CLASS: Final = "default"
 _REASONS: Final = {
     AdmissionOutcome.DOWNGRADED: "downgraded",
     AdmissionOutcome.SHED_SATURATED: "overloaded",
+    AdmissionOutcome.SHED_ADAPTERS: "adapters_busy",
     AdmissionOutcome.SHED_STARTING: "model_starting",
     AdmissionOutcome.SHED_QUOTA: "quota_exceeded",
     AdmissionOutcome.SHED_DEADLINE: "deadline_exceeded",
@@ -57,6 +58,7 @@ class SimulatedGateway:
     """Gateway of one service. Times are of the simulation's clock.
 
     epoch_s: its zero, seconds since the epoch. fallback: whether another service takes requests that this one cannot.
+    max_adapters: LoRA adapters that one engine runs at once, 0 without LoRA.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class SimulatedGateway:
         max_queued: int,
         epoch_s: float,
         fallback: bool = False,
+        max_adapters: int = 0,
     ) -> None:
         self.name = name
         self.admission: AdmissionController | None = None
@@ -74,7 +77,7 @@ class SimulatedGateway:
         self.running: dict[str, Attempt] = {}
         self.published: AdmissionLimits | None = None
         self._classes, self._tenants, self._max_queued, self._epoch_s = classes, tenants, max_queued, epoch_s
-        self._fallback = fallback
+        self._fallback, self._max_adapters = fallback, max_adapters
         self._class_names = {one.name for one in classes}
         self._default = default_class(classes)
         self._endpoints: list[Endpoint] = []
@@ -111,6 +114,7 @@ class SimulatedGateway:
             return stranded
         if self.admission is None:
             self.admission = AdmissionController(self._classes, published.cost_model, self._tenants)
+            self.admission.pool.adapters.configure(self._max_adapters, {})
             self._caps, self._arrival_estimator = {}, ArrivalEstimator(now_s)
             self.tick(now_s)
         else:
@@ -341,6 +345,7 @@ class SimulatedGateway:
                 body_hash=attempt.id,
                 has_fallback=self._fallback,
                 block_hashes=_prompt_blocks(trace_request.block_ids, trace_request.prompt_tokens),
+                adapter=trace_request.adapter if self._max_adapters else "",
             )
         return attempt.request
 

@@ -37,7 +37,8 @@ class Plant:
     noise: relative standard deviation of a step. hash_block_tokens: tokens of a hashed block of the trace, 0 without.
     remote_prefill_http_s: HTTP time of a remote prefill. config: the model's config.json, which engines report, None if
     they do not find it. gpus: of a replica. bytes_per_s: of the fabric between engines. fast_forward: see
-    `SimulatedEngine`.
+    `SimulatedEngine`. max_adapters: LoRA adapters of a step (`--max-loras`), 0 without LoRA. adapter_load_s: time by
+    which the copy of an adapter to the GPU delays a step; assumed, not measured.
     """
 
     profile: HardwareProfile
@@ -52,6 +53,8 @@ class Plant:
     bytes_per_s: float = FABRIC_BYTES_PER_S
     fast_forward: bool = True
     tier_profiles: Mapping[Role, HardwareProfile] = field(default_factory=dict)
+    max_adapters: int = 0
+    adapter_load_s: float = 0.03
 
     def profile_for(self, role: Role) -> HardwareProfile:
         """Profile of a tier's engines."""
@@ -72,6 +75,8 @@ class Plant:
             self.kv_link(),
             EngineMetrics(engine_profile.max_model_len),
             self.fast_forward,
+            max_adapters=self.max_adapters,
+            adapter_load_s=self.adapter_load_s,
         )
 
     def kv_link(self) -> KvLink:

@@ -138,7 +138,12 @@ class RequestPath:
             self.fail_attempt(attempt, AttemptOutcome.REFUSED, "request_too_large", now_s)
             return
         attempt.sequence = EngineSequence(
-            attempt.id, request.prompt_tokens, request.output_tokens, request.block_ids, remote=bool(prefill)
+            attempt.id,
+            request.prompt_tokens,
+            request.output_tokens,
+            request.block_ids,
+            remote=bool(prefill),
+            adapter=request.adapter,
         )
         frontend_s = self._plant.frontend_s(request.prompt_tokens)
         if not prefill:

@@ -254,7 +254,7 @@ def request_row(attempt: Attempt) -> dict[str, Any]:
     """
     ok, shed = attempt.outcome is AttemptOutcome.OK, attempt.outcome is AttemptOutcome.SHED
     status = (
-        (_STATUS_OVERLOADED if attempt.reason == "overloaded" else _STATUS_UNAVAILABLE)
+        (_STATUS_OVERLOADED if attempt.reason in ("overloaded", "adapters_busy") else _STATUS_UNAVAILABLE)
         if shed
         else _STATUS.get(attempt.outcome or AttemptOutcome.FAILED)
     )

@@ -66,7 +66,9 @@ class Simulator:
         make_gateway = (
             SimulatedGateway if concurrency_cap is None else partial(CappedGateway, concurrency_cap=concurrency_cap)
         )
-        arguments = service.classes, service.tenants, max_queued, config.epoch_s, service.fallback is not None
+        max_adapters = 0 if service.lora is None else service.lora.loras
+        has_fallback = service.fallback is not None
+        arguments = service.classes, service.tenants, max_queued, config.epoch_s, has_fallback, max_adapters
         self.gateways = [make_gateway(name, *arguments) for name in names]
         has_owner = service.spec.slo is not None or concurrency_cap is not None
         deciders = self.gateways[:1] if has_owner else self.gateways

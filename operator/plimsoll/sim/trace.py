@@ -28,7 +28,7 @@ from plimsoll.sim.trace_files import TraceRow, join_names, printable
 TIME_COLUMNS: Final = {"arrival_s": 1.0, "arrival_ms": 1e-3, "timestamp": 1e-3}
 PROMPT_COLUMNS: Final = ("prompt_tokens", "input_length")
 OUTPUT_COLUMNS: Final = ("output_tokens", "output_length")
-_NAME_COLUMNS: Final = ("priority", "tenant", "client")
+_NAME_COLUMNS: Final = ("priority", "tenant", "client", "adapter")
 _COLUMNS: Final = (*TIME_COLUMNS, *PROMPT_COLUMNS, *OUTPUT_COLUMNS, *_NAME_COLUMNS, "hash_ids")
 _MAX_TOKENS: Final = 10_000_000
 _BLOCK_HASHES: Final = 2**60
@@ -40,7 +40,7 @@ def read(path: Path) -> list[TraceRequest]:
 
     Columns: `arrival_s`, `arrival_ms` or `timestamp` (ms, or dates); `prompt_tokens` or `input_length`;
     `output_tokens` or `output_length`; and, where they are, `hash_ids`, `priority`, the name of a class, `tenant`, and
-    `client`, who is a tenant where nobody else is named.
+    `client`, who is a tenant where nobody else is named, and `adapter`, a LoRA adapter.
     """
     requests = list(_parse_rows(trace_files.read(path, _COLUMNS), path))
     if not requests:
@@ -96,6 +96,7 @@ def _parse_rows(rows: Iterable[tuple[int, TraceRow]], path: Path) -> Iterator[Tr
         last_s = at_s
         client = _name(row, "client", number, path) if row.get("client") is not None else ""
         tenant = _name(row, "tenant", number, path) if row.get("tenant") is not None else ""
+        adapter = _name(row, "adapter", number, path) if row.get("adapter") is not None else ""
         yield TraceRequest(
             at_s - origin_s,
             _tokens(row, prompt_column, number, path),
@@ -104,6 +105,7 @@ def _parse_rows(rows: Iterable[tuple[int, TraceRow]], path: Path) -> Iterator[Tr
             tenant or client,
             _block_ids(row, number, path) if row.get("hash_ids") is not None else (),
             client,
+            adapter,
         )
 
 

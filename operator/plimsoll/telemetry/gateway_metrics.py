@@ -38,7 +38,7 @@ GATEWAY_REJECTED = Counter(
 )
 GATEWAY_ADMISSION_DECISIONS = Counter(
     "plimsoll_gateway_admission_decisions",
-    "Admission decisions (outcome: Admitted, Queued, Downgraded, ShedSaturated, ShedStarting, ShedQuota,"
+    "Admission decisions (outcome: Admitted, Queued, Downgraded, ShedSaturated, ShedAdapters, ShedStarting, ShedQuota,"
     " ShedDeadline, ShedNoCapacity, ClientGone); a queued request has a second decision later.",
     ["service", "outcome"],
     registry=GATEWAY,
@@ -74,6 +74,19 @@ GATEWAY_TTFT_RESIDUAL = Gauge(
     "plimsoll_gateway_ttft_residual_seconds",
     "Largest measured TTFT in excess of the engine model's prediction: time in engine front ends, hosts and the"
     " network.",
+    ["service"],
+    registry=GATEWAY,
+)
+GATEWAY_ADAPTERS = Gauge(
+    "plimsoll_gateway_adapters",
+    "LoRA adapters (state: active, the most that have requests at one engine, which is at most `engine.lora.maxLoras`;"
+    " waiting, those without a place at any engine); services with an SLO.",
+    ["service", "state"],
+    registry=GATEWAY,
+)
+GATEWAY_ADAPTER_LOAD = Gauge(
+    "plimsoll_gateway_adapter_load_seconds",
+    "Learned time by which the load of a LoRA adapter into GPU memory delays a first token; services with an SLO.",
     ["service"],
     registry=GATEWAY,
 )
@@ -388,6 +401,8 @@ _GATEWAY_SERVICE_METRICS = (
     GATEWAY_QUEUED,
     GATEWAY_STEP_TIME_RATIO,
     GATEWAY_TTFT_RESIDUAL,
+    GATEWAY_ADAPTERS,
+    GATEWAY_ADAPTER_LOAD,
     GATEWAY_PREFILLS,
     GATEWAY_PREFIX_TOKENS,
     GATEWAY_EARLY_FIRST_TOKENS,

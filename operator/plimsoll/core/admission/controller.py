@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from plimsoll.core.admission.adapter_retry import advise_adapter_retry
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.cost_model import (
     ClassPolicy,
@@ -34,7 +35,6 @@ from plimsoll.core.admission.retry_reservations import RetryReservation, RetryRe
 from plimsoll.core.admission.ttft_margin import TtftMargin
 
 _DEFAULT_TENANT: Final = TenantPolicy()
-CONTENTION_WINDOW_S: Final = 10.0  # time constant of contention after a rejection; longer than a burst
 _ABSENCE_S: Final = 10.0  # without a replica, until the next one counts as a start: engines can miss a probe
 _NOT_RETRYABLE: Final = frozenset({AdmissionOutcome.SHED_NO_CAPACITY, AdmissionOutcome.SHED_DEADLINE})
 
@@ -90,6 +90,7 @@ class AdmissionController:
                 raise ValueError(f"cost_model has {len(cost_model.tpot_s)} classes, not {len(self._classes)}")
             self.pool.set_cost_model(cost_model)
         self.pool.update_drain_rate()
+        self.pool.adapters.update(now)
         self._announcement = announcement
         expected_s = announcement.expected_s(now) if not self.pool.replicas else announcement.ready_at_s
         self.reservations.set_capacity_steps(expected_s, announcement.spare_rate, announcement.later_steps)
@@ -157,12 +158,13 @@ class AdmissionController:
         hopeless_s = now if ready_at_s is None else max(now, math.nextafter(ready_at_s, -math.inf))
         decisions = [self._expire(queued, now) for queued in self._queue.pop_expired(hopeless_s)]
         self._retry_at_s = math.inf
+        self._queue.unpark(self.pool.adapters.is_open, now)
         while self.pool.replicas:
             queued = self._queue.peek()
             if queued is None:
                 break
             placement = self._find_placement(queued, now)
-            if placement.replica is None and queued.lane is Lane.LATE:
+            if placement.replica is None and queued.lane is Lane.LATE and not placement.needs_place:
                 queued = self._queue.peek(include_late=False)  # a late request does not block others
                 if queued is None:
                     break
@@ -170,6 +172,9 @@ class AdmissionController:
             if placement.replica is not None:
                 self._queue.remove(queued.request.id)
                 decisions.append(self._admit(queued, placement, now))
+                self._queue.unpark_next(queued.request.adapter, now)
+            elif placement.needs_place:
+                self._park(queued, now)
             elif placement.first_token_s < math.inf:  # a replica has room, but the first token would be late
                 self._queue.remove(queued.request.id)
                 decisions.append(self._expire(queued, now))
@@ -178,17 +183,13 @@ class AdmissionController:
         return decisions
 
     def reject(self, request: AdmissionRequest, now: float) -> AdmissionDecision:
-        """Shed a request that is neither queued nor running, for a reason unknown to the controller.
-
-        Examples: the gateway's queue is full, or the fallback service rejects it.
-        """
+        """Shed a request that is neither queued nor running, because the gateway's queue or its fallback is full."""
         now = self._advance(now)
         cost = self.pool.estimate_cost(request)
         impossible = self._shed_impossible(request, cost, min(request.arrived_s, now), now)
         if impossible is not None:
             return impossible
-        outcome = AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
-        return self._shed(request, cost, outcome, now)
+        return self._shed(request, cost, self._full_outcome(request), now)
 
     def register_running(self, request: AdmissionRequest, address: str, now: float) -> bool:
         """Register a request that runs on a replica with its prompt computed. Returns False if that is impossible."""
@@ -314,6 +315,8 @@ class AdmissionController:
                 if reservation is not None:
                     self.reservations.redeem(reservation)
                 return self._admit(queued, placement, now)
+            if placement.needs_place and queued.queue_until_s > now:
+                return self._enqueue(queued, reservation, now, needs_place=True)
             would_be_late = placement.first_token_s < math.inf and queued.lane is not Lane.LATE
         work_ahead_s = queue.work_ahead_s(queued.class_index, queued.lane, queued.request.tenant, queued.weight)
         # Average with a mean request's slack: large requests have less slack, but they also go first.
@@ -350,19 +353,12 @@ class AdmissionController:
         return placement
 
     def _safety_margin_s(self, queued: QueuedRequest, now: float) -> float:
-        """Returns how much earlier than its deadline the first token must be predicted under contention, in seconds.
-
-        The margin covers the prediction error. With prefill queues and one TTFT target for all prompts, it also covers
-        how much shorter the prompt is than a mean one. Otherwise short prompts fill every gap at the prefill replicas,
-        and only long prompts are shed.
-        """
         if not len(self.pool):  # nothing runs, so no later moment is better
             return 0.0
         margin, slo = self._margins[queued.class_index], self._classes[queued.class_index].slo
-        shorter_s = 0.0
-        if self.pool.prefill_queues and not slo.ttft_per_1k_tokens_s:
-            shorter_s = min(max(0.0, self.pool.cost_model.idle_ttft_s - queued.cost.idle_ttft_s), margin.max_margin_s)
-        return math.exp((self._last_full_s - now) / CONTENTION_WINDOW_S) * (margin.margin_s + shorter_s)
+        has_one_target = self.pool.prefill_queues and not slo.ttft_per_1k_tokens_s
+        shorter_s = self.pool.cost_model.idle_ttft_s - queued.cost.idle_ttft_s if has_one_target else 0.0
+        return margin.safety_s(shorter_s, now - self._last_full_s)
 
     def _admit(self, queued: QueuedRequest, placement: Placement, now: float) -> AdmissionDecision:
         request = queued.request
@@ -378,22 +374,29 @@ class AdmissionController:
             )
         )
 
-    def _enqueue(self, queued: QueuedRequest, reservation: RetryReservation | None, now: float) -> AdmissionDecision:
+    def _enqueue(
+        self, queued: QueuedRequest, reservation: RetryReservation | None, now: float, needs_place: bool = False
+    ) -> AdmissionDecision:
         if reservation is not None:
             self.reservations.redeem(reservation)
-        self._queue.push(queued, now)
+        (self._park if needs_place else self._queue.push)(queued, now)
         return self._count_outcome(AdmissionDecision(queued.request.id, AdmissionOutcome.QUEUED))
 
-    def _expire(self, queued: QueuedRequest, now: float) -> AdmissionDecision:
-        """Shed a queued request that would be late.
+    def _park(self, queued: QueuedRequest, now: float) -> None:
+        """Queue a request whose adapter has no place at any engine."""
+        self._queue.park(queued)
+        self.pool.adapters.wait(queued.request.adapter, queued.queue_until_s, now)
 
-        Its client's deadline ends as ShedDeadline; the maximum queue time as ShedStarting or ShedSaturated, which have
-        a `Retry-After`.
-        """
+    def _expire(self, queued: QueuedRequest, now: float) -> AdmissionDecision:
+        """Shed a queued request that would be late. All outcomes but ShedDeadline have a `Retry-After`."""
         if queued.client_deadline_s - queued.cost.idle_ttft_s <= now:
             return self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_DEADLINE, now)
-        outcome = AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
-        return self._shed(queued.request, queued.cost, outcome, now)
+        return self._shed(queued.request, queued.cost, self._full_outcome(queued.request), now)
+
+    def _full_outcome(self, request: AdmissionRequest) -> AdmissionOutcome:
+        if request.adapter and self.pool.replicas and not self.pool.adapters.is_open(request.adapter):
+            return AdmissionOutcome.SHED_ADAPTERS
+        return AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
 
     def _shed_impossible(
         self, request: AdmissionRequest, cost: RequestCost, start_s: float, now: float
@@ -420,6 +423,9 @@ class AdmissionController:
             self._last_full_s = now
         if request.has_fallback and outcome is not AdmissionOutcome.SHED_DEADLINE:
             return self._downgrade(request, now)
+        if outcome is AdmissionOutcome.SHED_ADAPTERS:
+            retry = advise_adapter_retry(self.pool, request.adapter, now)
+            return self._count_outcome(AdmissionDecision(request.id, outcome, retry=retry))
         retryable = outcome not in _NOT_RETRYABLE
         retry = self.reservations.reserve(request, cost.work_s, self._queue.work_s, now) if retryable else NO_RETRY
         ready_at_s = self._announcement.expected_s(now) if outcome is AdmissionOutcome.SHED_STARTING else None

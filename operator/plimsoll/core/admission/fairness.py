@@ -37,6 +37,7 @@ class QueuedRequest:
     """A queued request. `deadline_s` is the deadline of its first token. It is shed at `queue_until_s`.
 
     `client_deadline_s` is the latest time of the first token by the client's own deadline, infinity without one.
+    `is_parked`: it waits for a place of its adapter, in no lane.
     """
 
     request: AdmissionRequest
@@ -48,6 +49,7 @@ class QueuedRequest:
     queue_until_s: float
     removed: bool = False
     client_deadline_s: float = math.inf
+    is_parked: bool = False
 
 
 @dataclass(slots=True)

@@ -12,26 +12,26 @@ local prefill and choose the cheaper one.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from plimsoll.core.admission.adapter_slots import AdapterSlots
 from plimsoll.core.admission.cost_model import EngineCostModel, RequestCost
+from plimsoll.core.admission.prefill_choice import STALL_COST_FACTOR, PrefillChoice, choose_prefill
 from plimsoll.core.admission.prefill_queue import PrefillQueue
+from plimsoll.core.admission.prefix_tokens import BLOCK_TOKENS, PrefixTokens, prefix_tokens
 from plimsoll.core.admission.replica import MIN_RETRY_S, ReplicaState, RunningRequest
 from plimsoll.core.admission.request import AdmissionRequest
 from plimsoll.core.routing.prefix_index import PrefixIndex
 
 CANDIDATES: Final = 4  # least loaded replicas to check per request
 TRANSFER_PROBE_INTERVAL: Final = 50  # requests between KV transfers: only a transfer shows that the network is faster
-STALL_COST_FACTOR: Final = 3.0  # seconds that 1 s of prefill costs later requests; from replays, see bench.picking
 MIN_REMOTE_SHARE: Final = 0.1  # lets a single gateway use hash homes, which survive its restart
 PREFILL_RATE_WINDOW_S: Final = 10.0  # window of the prefill rate: longer than a burst, shorter than a start-up
-BLOCK_TOKENS: Final = 128  # tokens of a full prompt block
 _load: Final = attrgetter("load")
-_free_s: Final = attrgetter("free_s")
 
 
 class Placement(NamedTuple):
@@ -42,6 +42,7 @@ class Placement(NamedTuple):
     - `retry_at_s`: when to check again a replica that has too much prefill ahead or gradually frees KV.
     - `cost`: the request's cost there.
     - `prefill`: address of the prefill replica, None for local prefill.
+    - `needs_place`: no replica can take it now, but more could if its adapter had a place there.
     """
 
     replica: ReplicaState | None
@@ -49,31 +50,7 @@ class Placement(NamedTuple):
     retry_at_s: float
     cost: RequestCost
     prefill: str | None = None
-
-
-class _PrefillChoice(NamedTuple):
-    """A prefill replica for a request, with the tokens cached there and the wait in seconds until it starts."""
-
-    address: str
-    cached_tokens: int
-    wait_s: float
-
-
-@dataclass(slots=True)
-class PrefixTokens:
-    """Prompt tokens of the requests sent to replicas, to compare with what engines found in their prefix caches.
-
-    - `prompt`: all of them.
-    - `ideal`: of these, tokens of a prefix that some replica received recently.
-    - `routed`: of these, tokens of a prefix that the chosen replica received recently.
-
-    Prompts are counted by blocks of 128 tokens, up to 512 blocks. "Recently" is as long as the caches of the replicas
-    hold a prefix: each its own for `routed`, all together for `ideal`.
-    """
-
-    prompt: int = 0
-    ideal: int = 0
-    routed: int = 0
+    needs_place: bool = False
 
 
 class ReplicaPool:
@@ -83,6 +60,7 @@ class ReplicaPool:
         self.cost_model = cost_model
         self.replicas: dict[str, ReplicaState] = {}
         self.prefill_queues: dict[str, PrefillQueue] = {}
+        self.adapters = AdapterSlots()
         self._prefix_tokens = PrefixTokens()
         self.drain_rate = 0.0  # GPU-seconds of modelled work per second that full replicas complete
         self._depth_memo = ("", 0)  # request and prefix depth of the last `estimate_cost`
@@ -125,6 +103,7 @@ class ReplicaPool:
                 replica = self.replicas[address] = ReplicaState(address, self.cost_model, now)
             replica.set_share(cap, self.cost_model.batch)
         self._by_load = list(self.replicas.values())
+        self.adapters.set_engines(self.replicas.keys())
         self._resize_prefix_indexes()
         self._recompute_drain_rate()
 
@@ -146,9 +125,11 @@ class ReplicaPool:
         if blocks:
             depth = self._prefix_index.match_depth(blocks)
             self._depth_memo = request.id, depth
-            cached = _tokens(request, depth)
-            prefill_cached = _tokens(request, self._prefill_prefix_index.match_depth(blocks)) if remote else 0
+            cached = prefix_tokens(request, depth)
+            prefill_cached = prefix_tokens(request, self._prefill_prefix_index.match_depth(blocks)) if remote else 0
         cost = self.cost_model.request_cost(request, remote, cached, prefill_cached)
+        if request.adapter and not self.adapters.is_loaded(request.adapter):
+            cost = cost._replace(idle_ttft_s=cost.idle_ttft_s + self.adapters.load_s)
         local_cost = self._local_cost_if_cheaper(request, cost, cached) if remote else None
         return cost if local_cost is None else cost._replace(idle_ttft_s=min(cost.idle_ttft_s, local_cost.idle_ttft_s))
 
@@ -173,12 +154,17 @@ class ReplicaPool:
 
         `cost` is the result of `estimate_cost`. `max_utilization` (0 to 1) limits the replicas' utilization.
         """
-        prefill = self._choose_prefill(request, now) if self.prefill_queues and cost.remote_prefill_s else None
+        if request.adapter and self.adapters.max_adapters:
+            return self._place_adapter(request, cost, class_index, max_utilization, within_s, now)
+        prefill, index = None, self._prefill_prefix_index
+        if self.prefill_queues and cost.remote_prefill_s:
+            share = self._other_gateways_share
+            prefill = choose_prefill(self.prefill_queues, index, self.cost_model, share, request, now)
         if prefill is None or self.cost_model.kv_transfer_token_s is None:
             return self._best_placement(request, cost, prefill, class_index, max_utilization, within_s, now)
         blocks = request.block_hashes
         local_cost = self._local_cost_if_cheaper(
-            request, cost, _tokens(request, self._prefix_index.match_depth(blocks)) if blocks else 0
+            request, cost, prefix_tokens(request, self._prefix_index.match_depth(blocks)) if blocks else 0
         )
         if local_cost is None:
             return self._best_placement(request, cost, prefill, class_index, max_utilization, within_s, now)
@@ -198,17 +184,42 @@ class ReplicaPool:
             else local_placement
         )
 
-    def _best_placement(
+    def _place_adapter(
         self,
         request: AdmissionRequest,
         cost: RequestCost,
-        prefill: _PrefillChoice | None,
         class_index: int,
         max_utilization: float,
         within_s: float,
         now: float,
     ) -> Placement:
-        """Returns the best placement with this prefill replica, or with local prefill if None."""
+        """Returns the best placement of a request with an adapter, among the replicas where it has or gets a place."""
+        choices = self.adapters.choices(request.adapter)
+        needs_place = len(choices[0]) + len(choices[1]) < len(self.replicas)
+        late_s = retry_at_s = math.inf
+        for addresses in filter(None, choices):
+            among = [self.replicas[address] for address in addresses]
+            found = self._best_placement(request, cost, None, class_index, max_utilization, within_s, now, among)
+            if found.replica is not None:
+                return found
+            late_s, retry_at_s = min(late_s, found.first_token_s), min(retry_at_s, found.retry_at_s)
+        return Placement(None, math.inf if needs_place else late_s, retry_at_s, cost, needs_place=needs_place)
+
+    def _best_placement(
+        self,
+        request: AdmissionRequest,
+        cost: RequestCost,
+        prefill: PrefillChoice | None,
+        class_index: int,
+        max_utilization: float,
+        within_s: float,
+        now: float,
+        among: Sequence[ReplicaState] | None = None,
+    ) -> Placement:
+        """Returns the best placement with this prefill replica, or with local prefill if None.
+
+        `among` are the replicas that may take a request with an adapter, None for all.
+        """
         best, best_replica_cost, best_score, best_first_token_s, earliest_late_s, retry_at_s = (
             None,
             cost,
@@ -218,7 +229,7 @@ class ReplicaPool:
             math.inf,
         )
         budget_s = self.cost_model.step_budget_s[class_index]
-        candidates, costs, hash_home = self._candidates(request, cost, prefill)
+        candidates, costs, hash_home = self._candidates(request, cost, prefill, among)
         for replica, replica_cost in zip(candidates, costs, strict=True):
             first_token_s = replica.predict_ttft_s(replica_cost, now)
             if prefill is not None:
@@ -252,7 +263,11 @@ class ReplicaPool:
         """Record that the request is sent to its placement."""
         replica, cost = placement.replica, placement.cost
         assert replica is not None
-        running = RunningRequest(cost, class_index, request.tenant, now, placement.first_token_s)
+        running = RunningRequest(
+            cost, class_index, request.tenant, now, placement.first_token_s, adapter=request.adapter
+        )
+        if request.adapter and self.adapters.add(replica.address, request.adapter, now):
+            running.adapter_load_s = self.adapters.load_s
         self._since_transfer += 1
         if placement.prefill is not None:
             self._since_transfer = 0
@@ -278,38 +293,56 @@ class ReplicaPool:
         """Count the known part of a prompt, before it is recorded. The first look-up repeats that of the placement."""
         if depth := self._prefix_index.match_depth(request.block_hashes):
             counted = self._prefix_tokens
-            counted.ideal += _tokens(request, depth)
-            counted.routed += _tokens(request, self._prefix_index.match_depth_at(address, request.block_hashes, depth))
+            counted.ideal += prefix_tokens(request, depth)
+            counted.routed += prefix_tokens(
+                request, self._prefix_index.match_depth_at(address, request.block_hashes, depth)
+            )
 
     def record_first_token(self, id: str, ttft_s: float, now: float) -> RunningRequest | None:
         """Record a first token. Returns None if the request is unknown. See `ReplicaState.record_first_token`."""
         replica = self._replica_of.get(id)
-        return None if replica is None else replica.record_first_token(id, ttft_s, now)
+        running = None if replica is None else replica.record_first_token(id, ttft_s, now)
+        if running is not None and running.adapter_load_s is not None:
+            self.adapters.observe_load(running.adapter_load_s + ttft_s - running.predicted_ttft_s)
+        return running
 
     def remove(
         self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None
     ) -> RunningRequest | None:
         """Remove a request that ended. Returns None if it is unknown. See `ReplicaState.remove`."""
         replica = self._replica_of.pop(id, None)
-        return None if replica is None else replica.remove(id, now, output_tokens, ttft_s)
+        if replica is None:
+            return None
+        running = replica.remove(id, now, output_tokens, ttft_s)
+        if running is not None and running.adapter:
+            self.adapters.remove(replica.address, running.adapter)
+        return running
 
     def update_drain_rate(self) -> None:
         """Recompute the drain rate from the measured step-time ratios. Call this at each tick."""
         self._recompute_drain_rate()
 
     def _candidates(
-        self, request: AdmissionRequest, cost: RequestCost, prefill: _PrefillChoice | None
+        self,
+        request: AdmissionRequest,
+        cost: RequestCost,
+        prefill: PrefillChoice | None,
+        among: Sequence[ReplicaState] | None,
     ) -> tuple[list[ReplicaState], list[RequestCost], ReplicaState | None]:
         """Returns the candidate replicas, the request's cost on each, and its hash home among them.
 
         Other gateways would have sent an earlier request of this conversation to the hash home. There all full blocks
         are expected to be cached.
         """
-        if len(self._by_load) > CANDIDATES:
-            self._by_load.sort(key=_load)
-        blocks, candidates = request.block_hashes, self._by_load[:CANDIDATES]
+        if among is not None:
+            candidates = heapq.nsmallest(CANDIDATES, among, key=_load)
+        else:
+            if len(self._by_load) > CANDIDATES:
+                self._by_load.sort(key=_load)
+            candidates = self._by_load[:CANDIDATES]
+        blocks = request.block_hashes
         if not blocks:
-            return candidates, [cost] * len(candidates), None
+            return candidates, self._with_loads([cost] * len(candidates), request, candidates), None
         prefix_index = self._prefix_index
         max_depth = prefix_index.match_depth(blocks)
         hash_home = None
@@ -318,7 +351,7 @@ class ReplicaPool:
             prefix_index.hash_home(blocks, max_depth),
         ):
             hash_home = None if address is None else self.replicas[address]
-            if hash_home is not None and hash_home not in candidates:
+            if hash_home is not None and hash_home not in candidates and (among is None or hash_home in among):
                 candidates.append(hash_home)
         cost_by_depth = {max_depth: cost} if self._depth_memo == (request.id, max_depth) and prefill is None else {}
         remote, prefill_cached = (False, 0) if prefill is None else (True, prefill.cached_tokens)
@@ -330,9 +363,24 @@ class ReplicaPool:
         for depth in depths:
             if depth not in cost_by_depth:
                 cost_by_depth[depth] = self.cost_model.request_cost(
-                    request, remote, _tokens(request, depth), prefill_cached
+                    request, remote, prefix_tokens(request, depth), prefill_cached
                 )
-        return candidates, [cost_by_depth[depth] for depth in depths], hash_home
+        costs = [cost_by_depth[depth] for depth in depths]
+        return candidates, self._with_loads(costs, request, candidates), hash_home
+
+    def _with_loads(
+        self, costs: list[RequestCost], request: AdmissionRequest, candidates: Sequence[ReplicaState]
+    ) -> list[RequestCost]:
+        """Returns the costs with the load of the adapter where it is missing, which stalls the whole batch."""
+        adapters = self.adapters
+        if not request.adapter or not adapters.max_adapters:
+            return costs
+        return [
+            cost
+            if adapters.is_loaded(request.adapter, replica.address)
+            else cost._replace(stall_s=cost.stall_s + adapters.load_s / replica.step_time_ratio)
+            for cost, replica in zip(costs, candidates, strict=True)
+        ]
 
     def _local_cost_if_cheaper(
         self, request: AdmissionRequest, remote_cost: RequestCost, cached: int
@@ -360,36 +408,6 @@ class ReplicaPool:
         self._decayed_at_s = now
         utilization = self._recent_prefill_s / (PREFILL_RATE_WINDOW_S * len(self.prefill_queues))
         return 1.0 / max(1.0 - utilization * (self._inverse_share - 1.0), 1.0 / self._inverse_share)
-
-    def _choose_prefill(self, request: AdmissionRequest, now: float) -> _PrefillChoice:
-        """Returns the prefill replica that finishes the prompt first, given what each has cached of it."""
-        queues, blocks, prefix_index = self.prefill_queues, request.block_hashes, self._prefill_prefix_index
-        soonest = min(queues.values(), key=_free_s)
-        if not blocks:
-            return _PrefillChoice(soonest.address, 0, max(0.0, soonest.free_s - now))
-        max_depth = prefix_index.match_depth(blocks)
-        hash_home = prefix_index.hash_home(blocks, max_depth)
-        best, best_score = None, math.inf
-        for address in dict.fromkeys(
-            (soonest.address, prefix_index.cached_on(blocks, max_depth) if max_depth else None, hash_home)
-        ):
-            if address is None:
-                continue
-            cached = _tokens(request, prefix_index.match_depth_at(address, blocks, max_depth))
-            wait_s, prefill_s = (
-                max(0.0, queues[address].free_s - now),
-                self.cost_model.remote_prefill_s(request, cached),
-            )
-            saved_s = 0.0
-            if address == hash_home:
-                saved_s = self._other_gateways_share * (
-                    prefill_s - self.cost_model.remote_prefill_s(request, _tokens(request, len(blocks)))
-                )
-            score = wait_s + prefill_s - saved_s + STALL_COST_FACTOR * (prefill_s - saved_s)
-            if score < best_score:
-                best, best_score = _PrefillChoice(address, cached, wait_s), score
-        assert best is not None
-        return best
 
     def _resize_prefix_indexes(self) -> None:
         """Set how much of this gateway's prompts the replicas can cache."""
@@ -420,10 +438,3 @@ def _placement_score(placement: Placement) -> float:
         placement.first_token_s
         + (STALL_COST_FACTOR + utilization * replica.sequences * replica.inverse_share) * cost.stall_s
     )
-
-
-def _tokens(request: AdmissionRequest, depth: int) -> int:
-    """Returns the tokens in the prompt's first `depth` blocks: 128 each, or fewer if the text has fewer tokens."""
-    if not depth:
-        return 0
-    return min(depth * BLOCK_TOKENS, depth * request.prompt_tokens // len(request.block_hashes))

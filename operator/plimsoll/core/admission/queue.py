@@ -7,6 +7,8 @@ Idea: classes go by priority, except that a class below its guaranteed share of 
 has three lanes: due retry reservations, on-time requests, and late requests. Late requests go first only while they
 have received less than `MAX_LATE_SHARE` of the class's work. Inside a lane, tenants share by `fairness`.
 After an outage hundreds are late: they use what new requests leave, which can still be in time (`late_limits`).
+A request whose adapter has no place at any engine is parked, so that it delays no other. When there is a place, the
+next one of the adapter returns to its lane.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from plimsoll.core.admission.cost_model import ClassPolicy
@@ -38,6 +41,7 @@ class AdmissionQueue:
         self._admitted_s = [[0.0, 0.0] for _ in classes]  # recently admitted work: total and late
         self._decayed_at_s = -math.inf
         self._queued: dict[str, QueuedRequest] = {}
+        self._parked: dict[str, dict[str, QueuedRequest]] = {}  # by adapter and ID, the longest waiting first
         self._expiry: list[tuple[float, int, QueuedRequest]] = []
         self._last_number = 0
         self.work_s = 0.0  # GPU-seconds of all queued requests
@@ -56,10 +60,35 @@ class AdmissionQueue:
 
     def push(self, queued: QueuedRequest, now: float) -> None:
         """Queue a request."""
-        self._last_number += 1
         self._lanes[queued.class_index][queued.lane].push(queued, now)
-        heapq.heappush(self._expiry, (queued.queue_until_s, self._last_number, queued))
         self._queued_per_class[queued.class_index] += 1
+        self._hold(queued)
+
+    def park(self, queued: QueuedRequest) -> None:
+        """Queue a request, or move it out of its lane, until its adapter has a place."""
+        self.remove(queued.request.id)
+        parked = replace(queued, removed=False, is_parked=True)
+        self._parked.setdefault(queued.request.adapter, {})[queued.request.id] = parked
+        self._hold(parked)
+
+    def unpark(self, is_open: Callable[[str], bool], now: float) -> None:
+        """Return the next request of each adapter that has a place to its lane, first that of who waits longest."""
+        for adapter in [adapter for adapter in self._parked if is_open(adapter)]:
+            self.unpark_next(adapter, now)
+
+    def unpark_next(self, adapter: str, now: float) -> None:
+        """Return the parked request of an adapter with the highest class and the least slack to its lane."""
+        if parked := self._parked.get(adapter):
+            queued = min(parked.values(), key=self._parked_rank)
+            self.remove(queued.request.id)
+            self.push(replace(queued, removed=False, is_parked=False), now)
+
+    def _parked_rank(self, queued: QueuedRequest) -> tuple[int, float]:
+        return -self._classes[queued.class_index].priority, queued.deadline_s - queued.cost.idle_ttft_s
+
+    def _hold(self, queued: QueuedRequest) -> None:
+        self._last_number += 1
+        heapq.heappush(self._expiry, (queued.queue_until_s, self._last_number, queued))
         self._queued[queued.request.id] = queued
         self.work_s += queued.cost.work_s
 
@@ -89,10 +118,20 @@ class AdmissionQueue:
         """Remove a request. Returns None if it is not queued."""
         queued = self._queued.pop(id, None)
         if queued is not None:
-            self._queued_per_class[queued.class_index] -= 1
-            self._lanes[queued.class_index][queued.lane].remove(queued)
+            if queued.is_parked:
+                self._remove_parked(queued)
+            else:
+                self._queued_per_class[queued.class_index] -= 1
+                self._lanes[queued.class_index][queued.lane].remove(queued)
             self.work_s = max(0.0, self.work_s - queued.cost.work_s) if self._queued else 0.0
         return queued
+
+    def _remove_parked(self, queued: QueuedRequest) -> None:
+        queued.removed = True
+        parked = self._parked[queued.request.adapter]
+        del parked[queued.request.id]
+        if not parked:
+            del self._parked[queued.request.adapter]
 
     def update(self, renew: Callable[[QueuedRequest], QueuedRequest], now: float) -> None:
         """Queue what `renew` makes of each queued request in its place."""

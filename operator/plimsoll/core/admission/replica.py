@@ -42,6 +42,8 @@ class RunningRequest:
     - `stall_s`, `prefill_turn_s`, `scaled_stall_s`: what it added to the replica's `prefill_free_s`, `prefill_tat_s`
       and `stall_total_s`, less what was given back.
     - `start_step`, `stall_total_s`, `decode_integral`: the replica's values at admission.
+    - `adapter`: its LoRA adapter, "" for the model itself; `adapter_load_s`: predicted time of its load, None without
+      one.
     """
 
     cost: RequestCost
@@ -62,6 +64,8 @@ class RunningRequest:
     prefill_turn_s: float = 0.0
     scaled_stall_s: float = 0.0
     has_first_token: bool = False
+    adapter: str = ""
+    adapter_load_s: float | None = None
 
 
 class ReplicaState:
@@ -208,7 +212,7 @@ class ReplicaState:
             return None
         running.has_first_token = True
         self._cancel_prefill(running, now)
-        if running.remote_prefill is None:  # `PrefillQueue` tracks lateness of remote prefill
+        if running.remote_prefill is None and running.adapter_load_s is None:  # others track the lateness of these
             self._ttft_residual.observe(
                 ttft_s - running.predicted_ttft_s + running.ttft_residual_s, running.utilization, now
             )

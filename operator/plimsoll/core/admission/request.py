@@ -19,6 +19,7 @@ class AdmissionOutcome(StrEnum):
     QUEUED = "Queued"  # waits at the gateway; another outcome follows
     DOWNGRADED = "Downgraded"  # sent to the fallback service
     SHED_SATURATED = "ShedSaturated"  # the ready replicas are full and it would miss its SLO
+    SHED_ADAPTERS = "ShedAdapters"  # each ready replica has requests of as many adapters as it runs at once
     SHED_STARTING = "ShedStarting"  # no replica is ready within the maximum queue time
     SHED_QUOTA = "ShedQuota"  # its tenant exceeded its quota
     SHED_DEADLINE = "ShedDeadline"  # its client's deadline has passed
@@ -44,6 +45,7 @@ class AdmissionRequest:
     - `has_fallback`: if it cannot be admitted, it goes to the fallback service at once, because queueing it here would
       make it late there.
     - `is_retry`: an earlier attempt was rejected, so it is no new demand, with or without a retry reservation.
+    - `adapter`: its LoRA adapter, "" for the model itself.
     - `block_hashes`: chained hashes of the prompt's full blocks of 128 tokens, empty if unknown. Blocks that a replica
       holds count as cached there.
     """
@@ -63,6 +65,7 @@ class AdmissionRequest:
     block_hashes: tuple[int, ...] = ()
     is_retry: bool = False
     complete_by_s: float | None = None
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt_tokens <= MAX_REQUEST_TOKENS:

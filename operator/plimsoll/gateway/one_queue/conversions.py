@@ -128,6 +128,7 @@ def to_running(request_id: str, in_flight: InFlightRequest, forwarded: Forwarded
         request.block_hashes,
         forwarded.stream,
         forwarded.path,
+        request.adapter,
     )
 
 
@@ -147,6 +148,7 @@ def from_running(
     request = AdmissionRequest(
         running.request_id, running.request_class, running.tenant, arrived_s, running.prompt_tokens,
         max_tokens=running.max_tokens, sequences=running.sequences, block_hashes=running.block_hashes,
+        adapter=running.adapter,
     )  # fmt: skip
     queued_s = max(0.0, running.queued_s)
     retry_key = (running.tenant if tenant is None else tenant, running.body_digest)

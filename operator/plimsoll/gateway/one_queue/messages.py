@@ -117,6 +117,7 @@ class Running(Message):
     block_hashes: Blocks
     stream: bool
     route: Name
+    adapter: Annotated[str, Meta(max_length=128)] = ""
 
 
 class Queued(Message):

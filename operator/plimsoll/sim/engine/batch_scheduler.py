@@ -6,6 +6,9 @@ Idea: the rule itself. Running sequences come first, in order of admission, each
 token budget. A sequence without a free block preempts the last one, which is recomputed later. Then, if none was
 preempted, waiting sequences follow in order of arrival until budget, slots or blocks are used up. A prompt whose KV
 comes from another engine gets its blocks and waits for the transfer.
+
+A step uses at most `max_adapters` LoRA adapters. A waiting sequence of a further one is skipped, and those behind it
+are not (`Scheduler.schedule` of vLLM 0.32: `scheduled_loras`). So adapters with sequences in each step keep others out.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections import deque
 
 from plimsoll.sim.engine.decode_batch import DecodeBatch
 from plimsoll.sim.engine.engine_metrics import EngineMetrics
+from plimsoll.sim.engine.gpu_adapters import GpuAdapters
 from plimsoll.sim.engine.kv_cache import KvCache
 from plimsoll.sim.engine.sequence import EngineSequence
 from plimsoll.sim.engine.step_run import StepBatch
@@ -21,12 +25,16 @@ from plimsoll.sim.engine.step_run import StepBatch
 
 class BatchScheduler:
     """The queue, the batch and the cache of one engine. max_sequences: running at once. token_budget: tokens of a step.
+    max_adapters: LoRA adapters of a step, 0 for an engine without them.
 
     running: sequences that have a slot. preempted: whether the newest step preempted a sequence.
     """
 
-    def __init__(self, max_sequences: int, token_budget: int, kv_cache: KvCache, metrics: EngineMetrics) -> None:
+    def __init__(
+        self, max_sequences: int, token_budget: int, kv_cache: KvCache, metrics: EngineMetrics, max_adapters: int = 0
+    ) -> None:
         self.max_sequences, self.token_budget = max_sequences, token_budget
+        self.adapters = GpuAdapters(max_adapters)
         self.waiting: deque[EngineSequence] = deque()
         self.decodes = DecodeBatch(kv_cache.size)
         self.loading_kv: set[EngineSequence] = set()
@@ -47,6 +55,8 @@ class BatchScheduler:
             budget_left = self._continue(self._partial_prefill, batch, budget_left)
         if not self.preempted:
             self.admit(batch, budget_left, now_s)
+        if self.adapters.max_adapters:
+            batch.adapter_loads = self.adapters.use(self._adapters_of(batch))
         return batch
 
     def compose_more(self, steps: int) -> list[EngineSequence]:
@@ -135,12 +145,20 @@ class BatchScheduler:
 
     def admit(self, batch: StepBatch, budget_left: int, now_s: float) -> None:
         """Add waiting sequences to a step, within the remaining token budget."""
+        max_adapters, skipped = self.adapters.max_adapters, []
+        adapters = self._adapters_of(batch) if max_adapters and self.waiting else {}
         while self.waiting and budget_left and self.running < self.max_sequences and self._partial_prefill is None:
             sequence = self.waiting[0]
+            is_new = bool(max_adapters and sequence.adapter) and sequence.adapter not in adapters
+            if is_new and len(adapters) == max_adapters:
+                skipped.append(self.waiting.popleft())
+                continue
             fetches_kv = sequence.remote and not sequence.transferred_tokens
             if not self._kv_cache.allocate_next(sequence, sequence.prompt_tokens if fetches_kv else budget_left):
-                return
+                break
             self.waiting.popleft()
+            if is_new:
+                adapters[sequence.adapter] = None
             if not sequence.admitted:
                 sequence.admitted = True
                 self._metrics.record_admission(sequence.prompt_tokens, sequence.cached_tokens)
@@ -155,6 +173,14 @@ class BatchScheduler:
             tokens = min(sequence.prompt_tokens + sequence.scheduled_output - sequence.computed_tokens, budget_left)
             self._add_chunk(batch, sequence, tokens)
             budget_left -= tokens
+        self.waiting.extendleft(reversed(skipped))
+
+    def _adapters_of(self, batch: StepBatch) -> dict[str, None]:
+        """Return the LoRA adapters of a step."""
+        sequences = [*self.decodes.sequences, *batch.prefill_completions]
+        if self._partial_prefill is not None:
+            sequences.append(self._partial_prefill)
+        return dict.fromkeys(sequence.adapter for sequence in sequences if sequence.adapter)
 
     def _add_chunk(self, batch: StepBatch, sequence: EngineSequence, tokens: int) -> None:
         """Add a chunk; a single token behind others costs as much as a decode."""

@@ -11,9 +11,10 @@ class EngineSequence:
     """One sequence in one engine. Times in seconds.
 
     output_tokens: tokens to generate. block_ids: hashes of the prompt's chunks, for the prefix cache. remote: another
-    engine computes the prompt. keeps_kv: another engine will fetch its KV here. scheduled_output: output tokens in
-    composed steps. computed_tokens: tokens with KV. While it decodes both follow from the step number: `token_offset` +
-    step tokens are computed before a step, and `finish_step` is its last.
+    engine computes the prompt. keeps_kv: another engine will fetch its KV here. adapter: its LoRA adapter, "" for the
+    model itself. scheduled_output: output tokens in composed steps. computed_tokens: tokens with KV. While it decodes
+    both follow from the step number: `token_offset` + step tokens are computed before a step, and `finish_step` is its
+    last.
     """
 
     id: int
@@ -23,6 +24,7 @@ class EngineSequence:
     remote: bool = False
     keeps_kv: bool = False
     arrived_s: float = 0.0
+    adapter: str = ""
     scheduled_output: int = 0
     computed_tokens: int = 0
     own_blocks: int = 0  # of its own

@@ -51,15 +51,20 @@ class SimulatedEngine:
         metrics: EngineMetrics,
         fast_forward: bool = True,
         on_steps: StepListener | None = None,
+        max_adapters: int = 0,
+        adapter_load_s: float = 0.0,
     ) -> None:
-        """max_sequences: sequences at once. token_budget: tokens of a step."""
+        """max_sequences: sequences at once. token_budget: tokens of a step. max_adapters: LoRA adapters of a step.
+        adapter_load_s: time by which the copy of one to the GPU delays a step.
+        """
         self.metrics = metrics
         self.kv_cache = kv_cache
         self.first_token_sequences: list[EngineSequence] = []
         self.finished_sequences: list[EngineSequence] = []
         self.kv_fetches: list[tuple[EngineSequence, float]] = []
         self.next_event_s = math.inf
-        self._scheduler = BatchScheduler(max_sequences, token_budget, kv_cache, metrics)
+        self._scheduler = BatchScheduler(max_sequences, token_budget, kv_cache, metrics, max_adapters)
+        self._adapter_load_s = adapter_load_s
         self.waiting = self._scheduler.waiting
         self._timing, self._kv_link, self._fast_forward, self._on_steps = timing, kv_link, fast_forward, on_steps
         self._steps_in_flight: list[StepRun] = []
@@ -94,7 +99,7 @@ class SimulatedEngine:
         """Add an arriving sequence. arrived_s: when the engine's front end received it, from which TTFT counts."""
         self.advance(now_s)
         sequence.arrived_s = now_s if arrived_s is None else arrived_s
-        if not self.waiting:
+        if not self.waiting or self._scheduler.adapters.max_adapters:  # it may pass those of other adapters
             self._truncate_run(now_s)
         self.waiting.append(sequence)
         self._reschedule(now_s)
@@ -263,6 +268,7 @@ class SimulatedEngine:
             start_s = self._post_fetches(batch.kv_fetches, start_s)
         if not (batch.decodes or batch.tokens or batch.single_token_sequences):
             return None
+        start_s += batch.adapter_loads * self._adapter_load_s
         series = self._timing.series(
             decodes.step,
             batch.tokens,

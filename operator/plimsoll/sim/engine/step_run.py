@@ -46,7 +46,7 @@ class StepRun:
 @dataclass(slots=True)
 class StepBatch:
     """Work of one step: `decodes` decoding sequences, which read `context` tokens; the other fields are additional
-    work.
+    work. adapter_loads: LoRA adapters that are copied to the GPU before it.
     """
 
     decodes: int = 0
@@ -57,6 +57,7 @@ class StepBatch:
     single_token_context: int = 0
     prefills: int = 0
     cached: int = 0
+    adapter_loads: int = 0
     prefill_completions: list[EngineSequence] = field(default_factory=list)
     final_sequences: list[EngineSequence] = field(default_factory=list)
     new_decodes: list[EngineSequence] = field(default_factory=list)
