@@ -68,7 +68,7 @@ def test_status_says_why_it_is_not_sized(foreign: Service) -> None:
     with Load(foreign.target, OpenLoop(steady)) as load:
         inactive = foreign.wait_condition("ScalingInactive", 2 * STEADY_S, reason="DemandUnknown")
         foreign.wait_condition("MetricsDegraded", 2 * STEADY_S, status="False")  # its metrics are read
-    assert inactive["message"].startswith("engine openai reports no step times, so serve is not sized: ")
+    assert inactive["message"].startswith("engine openai reports no output tokens, no prompt tokens, ")
     assert not load.ledger.failures, load.ledger.explain()
 
 

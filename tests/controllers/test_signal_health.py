@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
-from plimsoll.controllers.autoscale.scaling_conditions import _CHECK_PODS
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.controllers.autoscale.autoscaler import scaling_spec
+from plimsoll.controllers.autoscale.scaling_conditions import _CHECK_PODS, scaling_inactive
 from plimsoll.controllers.autoscale.signal_health import (
     BYPASS_SECONDS,
     ENGINE_SILENCE_SECONDS,
@@ -180,14 +182,39 @@ def test_engine_without_launcher_grows_by_its_queue_and_says_so() -> None:
     engine_spec = {"runtime": "llama-cpp", "image": "example.com/x:1"}
     world, _ = ready_world(engine=engine_spec, tiers={"serve": {"minReplicas": 1, "maxReplicas": 3}})
     world.about = None
-    for at in range(60):
+    for at in range(120):
         run_tick(world, at, answers=False)
         queue = replace(engine(2.0 * at, NOW_S + at), running=4.0, waiting=3.0)
         world.scaler.observe_engine(KEY, Role.SERVE, queue)
     inactive = condition_of(world, ConditionType.SCALING_INACTIVE)
     assert inactive.reason is ConditionReason.DEMAND_UNKNOWN
-    assert inactive.message.startswith("engine llama-cpp reports no step times, so serve is not sized: ")
+    assert inactive.message.startswith(
+        "serve is not sized (no engine of the tier has reported its configuration yet): "
+    )
     assert world.store.children("Deployment", KEY)[0]["spec"]["replicas"] > 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "missing"),
+    [
+        (
+            None,
+            "output tokens, no prompt tokens, no inter-token latency or time per output token, no time to first token",
+        ),
+        ({"running": "r", "generatedTokens": "g", "promptTokens": "p", "itl": "i"}, "time to first token"),
+        ({"running": "r", "generatedTokens": "g", "promptTokens": "p", "tpot": "t", "ttft": "f"}, ""),
+    ],
+)
+def test_missing_signals_of_unknown_server_are_named(metrics: Object | None, missing: str) -> None:
+    engine_spec = {"runtime": "openai", "image": "example.com/x:1", **({} if metrics is None else {"metrics": metrics})}
+    service = parse(builders.service(engine=engine_spec, **{**PROMISED, "slo": {"ttft": "2s"}}))
+    found = service.spec.engine.missing_for_sizing
+    assert ", no ".join(found) == missing
+    contract, spec = service.spec.engine.contract, scaling_spec(service, 0.0)
+    inactive = scaling_inactive(spec, contract, {"serve": "why"}, missing_signals=found)
+    assert inactive is not None
+    cause = f"engine openai reports no {missing}, so serve is not sized: " if missing else "serve is not sized (why): "
+    assert inactive.message.startswith(cause + "replicas are added when requests wait")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,20 @@ import pytest
 import yaml
 
 from plimsoll.adapters.engine_metrics import parse_metrics
+from plimsoll.core.demand.counter_delta import engine_interval
+from plimsoll.core.demand.derived_windows import needs_derivation, step_time_of
 from plimsoll.core.ports import EngineReading
 from plimsoll.engines import tensorrt_llm
-from plimsoll.engines.engine import Feature, Launch, MetricMap, Signal, Source, last_count, last_value
+from plimsoll.engines.engine import (
+    Feature,
+    Launch,
+    MetricMap,
+    Signal,
+    Source,
+    last_count,
+    last_value,
+    missing_for_sizing,
+)
 from plimsoll.engines.registry import ENGINES, engine_named, engines_with, engines_without
 
 PAGES = Path(__file__).with_name("pages")
@@ -201,6 +212,45 @@ def test_tgi_page_of_its_documentation_is_read() -> None:
     assert (found.tpot_s, found.itl_s, found.ttft_s) == (None, None, None)  # its mean includes the prefill
 
 
+def test_pages_have_what_sizing_needs() -> None:
+    for engine in ("llama-cpp", "sglang", "tensorrt-llm", "tgi"):
+        assert missing_for_sizing(ENGINES[engine].metrics) == ()
+    assert missing_for_sizing(None)
+    llama, trt, tgi = reading("llama-cpp"), reading("tensorrt-llm"), reading("tgi")
+    assert (llama.prefill_s, llama.decode_s) == (0.125413, 0.041217)
+    assert (trt.all_prompt_tokens, trt.kv_tokens) == (4096.0, 1000.0 * 64.0)
+    assert (tgi.busy_s, tgi.prefill_s) == (2.5, 0.7)  # of all steps, and of those that prefill
+    assert reading("sglang").kv_tokens == 471258.0
+
+
+def test_steps_of_pages_are_counted_or_follow_from_latencies() -> None:
+    """Mean step times of the recorded pages: each engine by its best source."""
+    found = {}
+    for engine in ("llama-cpp", "sglang", "tensorrt-llm"):
+        now = reading(engine)
+        none = {"itl_s": None, "tpot_s": None, "ttft_s": None, "decode_s": 0.0, "generated_tokens": 0.0}
+        before = dataclasses.replace(now, at_s=now.at_s - 10.0, **none)
+        interval = engine_interval(before, now)
+        assert interval is not None
+        whole = interval._replace(itl_s=now.itl_s, tpot_s=now.tpot_s)
+        step_time = step_time_of(whole)
+        assert step_time is not None
+        assert needs_derivation(now)
+        found[engine] = step_time
+    assert found["llama-cpp"] == (pytest.approx(0.041217 / 24), False)
+    assert found["sglang"] == (pytest.approx(103.41077 / 261, rel=1e-5), True)
+    assert found["tensorrt-llm"] == (pytest.approx(0.088 / 8), False)
+
+
+def test_token_budget_and_kv_cache_follow_the_arguments() -> None:
+    llama, budgets = ENGINES["llama-cpp"], {"sglang": "--chunked-prefill-size", "tensorrt-llm": "--max_num_tokens"}
+    assert (llama.token_budget(["-b", "512"]), llama.kv_tokens(["--ctx-size", "8192"])) == (512, 8192)
+    for engine, flag in {**budgets, "tgi": "--max-batch-prefill-tokens"}.items():
+        assert ENGINES[engine].token_budget([flag, "4096"]) == 4096
+        assert ENGINES[engine].token_budget([]) is None
+    assert ENGINES["sglang"].token_budget(["--chunked-prefill-size", "-1"]) is None  # not chunked
+
+
 def test_limits_follow_the_arguments_of_tensorrt_llm_and_tgi() -> None:
     engine, args = ENGINES["tensorrt-llm"], ["--max_batch_size", "64", "--max_seq_len=4096"]
     assert (engine.max_sequences(args), engine.max_model_len(args), engine.queue_limit(args, 9, 8)) == (64, 4096, None)
@@ -211,7 +261,7 @@ def test_limits_follow_the_arguments_of_tensorrt_llm_and_tgi() -> None:
 
 def test_signals_are_fields_of_a_reading() -> None:
     fields = {field.name for field in dataclasses.fields(EngineReading)}
-    assert {signal.value for signal in Signal} - fields == {Signal.STEP_TOKENS}
+    assert {signal.value for signal in Signal} - fields == {Signal.STEP_TOKENS, Signal.KV_BLOCKS}
 
 
 def test_map_without_prefix_selects_lines_by_name() -> None:

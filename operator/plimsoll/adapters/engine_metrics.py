@@ -61,7 +61,9 @@ class MetricsReader:
             for source in values
             if source.label
         }
-        self.largest: frozenset[str] = frozenset(source.metric for source in self.values.get(Signal.KV_USED, ()))
+        self.largest: frozenset[str] = frozenset(
+            source.metric for signal in (Signal.KV_USED, Signal.BLOCK_TOKENS) for source in self.values.get(signal, ())
+        )
         names = [source.metric for sources in self.histograms.values() for source in sources]
         self.histogram_sums: Mapping[bytes, str] = {f"{name}_sum".encode(): name for name in names}
         self.histogram_buckets: Mapping[bytes, str] = {f"{name}_bucket".encode(): name for name in names}
@@ -137,13 +139,14 @@ class _Page:
             self.oldest_created_s = at_s if self.oldest_created_s is None else min(self.oldest_created_s, at_s)
 
     def _add_value(self, metric: str, labels: bytes, value: float) -> None:
-        source = Source(metric)
+        source = whole = Source(metric)
         if (label := self._reader.labels.get(metric)) is not None:
             name, pattern = label
             found = pattern.search(labels)
             source = Source(metric, name, found.group(1).decode("utf-8", "replace") if found else "")
-        before = self.sums.get(source, 0.0)
-        self.sums[source] = max(before, value) if metric in self._reader.largest else before + value
+        for part in {source, whole}:
+            before = self.sums.get(part, 0.0)
+            self.sums[part] = max(before, value) if metric in self._reader.largest else before + value
 
     @staticmethod
     def _add_bucket(buckets: dict[float, float], labels: bytes, value: float) -> None:
@@ -176,6 +179,11 @@ class _Page:
         if cached is None or cached > 0.0 or (transferred or 0.0) > 0.0:
             return None
         return self.value(Signal.STEP_TOKENS)
+
+    def kv_tokens(self) -> float | None:
+        """Tokens that the KV cache holds."""
+        tokens, blocks, of_block = map(self.value, (Signal.KV_TOKENS, Signal.KV_BLOCKS, Signal.BLOCK_TOKENS))
+        return blocks * of_block if tokens is None and blocks is not None and of_block is not None else tokens
 
     def histogram(self, sources: tuple[Source, ...]) -> BucketCounts | None:
         """The first complete histogram of these metrics."""
@@ -260,6 +268,12 @@ def _reading(page: _Page, histograms: Mapping[Signal, BucketCounts | None], pod:
         transfer_s=value(Signal.TRANSFER_SECONDS),
         draft_tokens=value(Signal.DRAFT_TOKENS),
         accepted_draft_tokens=value(Signal.ACCEPTED_DRAFT_TOKENS),
+        all_prompt_tokens=value(Signal.ALL_PROMPT_TOKENS),
+        prefill_s=value(Signal.PREFILL_SECONDS),
+        decode_s=value(Signal.DECODE_SECONDS),
+        busy_s=value(Signal.BUSY_SECONDS),
+        kv_tokens=page.kv_tokens(),
+        block_tokens=value(Signal.BLOCK_TOKENS),
         prompt_tokens=histogram(Signal.PROMPT_TOKENS),
         output_tokens=output,
         tpot_s=_without_single_tokens(histogram(Signal.TPOT), output),

@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from plimsoll.adapters.adopted_engine import cache_shape
 from plimsoll.adapters.engine_metrics import parse_metrics
 from plimsoll.adapters.engine_of_pod import api_port, engine_of, has_launcher
 from plimsoll.adapters.kube_client import PODS, KubeClient
 from plimsoll.adapters.launcher import parse_engine_info
 from plimsoll.adapters.response_body import read_body
+from plimsoll.adapters.unlaunched_engine import cache_shape
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.cli import cluster

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from plimsoll.adapters import adopted_engine, launcher
+from plimsoll.adapters import launcher, unlaunched_engine
 from plimsoll.adapters.engine_metrics import HttpGet, fetch_page
 from plimsoll.adapters.engine_of_pod import MetricsAddress
 from plimsoll.adapters.launcher import AdapterReport, StartupProgress
@@ -332,7 +332,7 @@ class EnginePoller:
             polled.running_requests = None
             self._mark_idle(polled)
         if polled.container_started_s != current.container_started_s:
-            polled.startup_progress = None  # of a container that has ended
+            polled.startup_progress = polled.first_reading = None  # of a container that has ended
             polled.container_started_s = current.container_started_s
         polled.is_ready = current.is_ready
 
@@ -361,9 +361,12 @@ class EnginePoller:
             pod.metrics_due_s = sent_s + (RETRY_DELAY_S if pod.metrics_failures == 1 else self._interval_s(pod, sent_s))
             return
         pod.metrics_failures = 0
-        if pod.adopted is not None and (pod.engine_info is None or pod.engine_info.self_benchmark is None):
-            gpu = named_accelerator(pod.adopted["spec"].get("nodeSelector") or {})
-            pod.engine_info = adopted_engine.engine_info(page, reading, pod.adopted, None if gpu is None else gpu.name)
+        if not pod.launched and (pod.engine_info is None or pod.engine_info.self_benchmark is None):
+            gpu = named_accelerator(pod.source["spec"].get("nodeSelector") or {})
+            accelerator = None if gpu is None else gpu.name
+            if pod.first_reading is None or pod.first_reading.instance_id != reading.instance_id:
+                pod.first_reading = reading
+            pod.engine_info = unlaunched_engine.engine_info(page, reading, pod.first_reading, pod.source, accelerator)
         self._update_load(pod, reading, sent_s)
         pod.metrics_due_s = sent_s + self._interval_s(pod, sent_s)
         self._on_reading(pod.key, pod.role, reading)

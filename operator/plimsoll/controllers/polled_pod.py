@@ -15,7 +15,7 @@ from plimsoll.controllers import pod_startup
 from plimsoll.controllers.fair_slots import Group
 from plimsoll.controllers.object_cache import Key, owning_service
 from plimsoll.core.autoscaling.scale_down_candidates import CacheHits
-from plimsoll.core.ports import EngineInfo
+from plimsoll.core.ports import EngineInfo, EngineReading
 from plimsoll.core.types import Role
 
 Object = dict[str, Any]
@@ -27,7 +27,8 @@ _ROLES: Final = frozenset(Role)
 class PolledPod:
     """One engine pod. metrics: where they are; None for an engine without any. launched: whether a launcher reports.
 
-    source: the cached object. adopted: the object of a target's pod; its properties come with its metrics.
+    source: the cached object. adopted: the object of a target's pod. The properties of an engine that was not
+    launched come with its metrics.
     metrics_due_s, info_due_s: next poll by the monotonic clock; infinite for none.
     """
 
@@ -52,6 +53,7 @@ class PolledPod:
     external_scrape_s: float = -math.inf  # time of the last reading from the metrics store
     info_failures: int = 0  # consecutive failures of /about
     engine_info: EngineInfo | None = None
+    first_reading: EngineReading | None = None  # of the running container, of an engine without a launcher
     startup_progress: StartupProgress | None = None  # of the running container
     container_started_s: float | None = None
 

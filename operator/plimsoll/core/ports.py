@@ -87,8 +87,10 @@ class EngineReading:
     computed. local_prompt_tokens: prompt tokens computed here; cached_prompt_tokens: those that a prefix hit saved;
     transferred_prompt_tokens: those whose KV came from another engine or from CPU memory. draft_tokens,
     accepted_draft_tokens: tokens that speculative decoding drafted, and those accepted. post_s, transfer_s: time
-    spent in posting KV reads and in KV transfers. prompt_tokens, output_tokens, tpot_s, ttft_s: histograms over
-    completed requests. itl_s: histogram over all inter-token latencies.
+    spent in posting KV reads and in KV transfers. all_prompt_tokens: prompt tokens, cached ones included. prefill_s,
+    decode_s: time that requests spent in prefill, and between their first and last token. busy_s: time in which steps
+    ran. prompt_tokens, output_tokens, tpot_s, ttft_s: histograms over completed requests. itl_s: histogram over all
+    inter-token latencies. kv_tokens, block_tokens: tokens that the KV cache and one of its blocks hold.
     """
 
     pod: str
@@ -108,6 +110,12 @@ class EngineReading:
     transfer_s: float | None = None
     draft_tokens: float | None = None
     accepted_draft_tokens: float | None = None
+    all_prompt_tokens: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    busy_s: float | None = None
+    kv_tokens: float | None = None
+    block_tokens: float | None = None
     prompt_tokens: BucketCounts | None = None
     output_tokens: BucketCounts | None = None
     tpot_s: BucketCounts | None = None
@@ -169,11 +177,12 @@ class SelfBenchmark(NamedTuple):
     """Measurements of an engine's warm-up, without other load.
 
     prefill: (prompt tokens, seconds to the first token) of single requests. decode: (sequences, context tokens of each,
-    seconds for each further token) of batches.
+    seconds for each further token) of batches. is_observed: whether they are means of requests under load instead.
     """
 
     prefill: tuple[tuple[int, float], ...]
     decode: tuple[tuple[int, int, float], ...]
+    is_observed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,13 @@ class Signal(StrEnum):
     PREEMPTIONS = "preemptions"
     DRAFT_TOKENS = "draft_tokens"
     ACCEPTED_DRAFT_TOKENS = "accepted_draft_tokens"
+    ALL_PROMPT_TOKENS = "all_prompt_tokens"  # cached ones included
+    PREFILL_SECONDS = "prefill_s"  # of requests, or of steps that prefill
+    DECODE_SECONDS = "decode_s"  # of requests, between first and last token, counted with GENERATED_TOKENS
+    BUSY_SECONDS = "busy_s"  # of steps
+    KV_TOKENS = "kv_tokens"  # that the KV cache holds
+    KV_BLOCKS = "kv_blocks"  # the same in blocks
+    BLOCK_TOKENS = "block_tokens"
     POST_SECONDS = "post_s"
     TRANSFER_SECONDS = "transfer_s"
     PROMPT_TOKENS = "prompt_tokens"
@@ -93,6 +100,24 @@ class MetricMap:
     def metrics(self) -> tuple[str, ...]:
         """The names of all metrics, sorted."""
         return tuple(sorted({source.metric for _, sources in self.signals for source in sources}))
+
+
+# What sizing needs of an engine without a benchmark: of each entry one of the sets of signals.
+_SIZING_SIGNALS: Final = (
+    ("output tokens", ({Signal.GENERATED_TOKENS}, {Signal.OUTPUT_TOKENS})),
+    ("prompt tokens", ({Signal.LOCAL_PROMPT_TOKENS}, {Signal.ALL_PROMPT_TOKENS}, {Signal.PROMPT_TOKENS})),
+    (
+        "inter-token latency or time per output token",
+        ({Signal.ITL}, {Signal.TPOT}, {Signal.DECODE_SECONDS}, {Signal.STEPS, Signal.BUSY_SECONDS}),
+    ),
+    ("time to first token", ({Signal.TTFT}, {Signal.PREFILL_SECONDS})),
+)
+
+
+def missing_for_sizing(metrics: MetricMap | None) -> tuple[str, ...]:
+    """What sizing needs of an engine without a benchmark, and its metrics do not have."""
+    found = set() if metrics is None else {signal for signal, sources in metrics.signals if sources}
+    return tuple(name for name, choices in _SIZING_SIGNALS if not any(choice <= found for choice in choices))
 
 
 @dataclass(frozen=True)
@@ -151,7 +176,8 @@ class Engine:
     it is started with, which the user's override. default_sequences: sequences that it runs at once if its arguments do
     not set it. max_sequences, max_model_len: these and the longest sequence in tokens by its arguments, None if they do
     not set it. queue_limit: sequences that it accepts at once, running and queued, by its arguments, a default, and
-    queued ones per running one; None: no limit.
+    queued ones per running one; None: no limit. token_budget, kv_tokens: tokens that it computes in a step, and that
+    its KV cache holds, by its arguments, None if they do not set it. default_token_budget: for the former.
     """
 
     name: str
@@ -174,6 +200,9 @@ class Engine:
     max_sequences: Callable[[Sequence[object]], int | None] = _no_count
     max_model_len: Callable[[Sequence[object]], int | None] = _no_count
     queue_limit: Callable[[Sequence[object], int, int], int | None] = lambda args, default, per_sequence: None
+    token_budget: Callable[[Sequence[object]], int | None] = _no_count
+    default_token_budget: int | None = None
+    kv_tokens: Callable[[Sequence[object]], int | None] = _no_count
 
     def all_args(self, args: Sequence[object], env: object) -> tuple[object, ...]:
         """The arguments, after those that environment variables set; of two equal flags the last counts.

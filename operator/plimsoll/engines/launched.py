@@ -41,6 +41,10 @@ def _max_model_len(args: Sequence[object]) -> int | None:
     return vllm.flag_count(args, vllm.MAX_MODEL_LEN)
 
 
+def _token_budget(args: Sequence[object]) -> int | None:
+    return vllm.flag_count(args, vllm.MAX_NUM_BATCHED_TOKENS)
+
+
 def _queue_limit(args: Sequence[object], default: int, per_sequence: int) -> int | None:
     return vllm.queue_limit(args, default=default, per_sequence=per_sequence)
 
@@ -68,6 +72,7 @@ METRICS: Final = MetricMap(
         (Signal.PREEMPTIONS, (Source(Metric.PREEMPTIONS),)),
         (Signal.DRAFT_TOKENS, (Source(Metric.DRAFT_TOKENS),)),
         (Signal.ACCEPTED_DRAFT_TOKENS, (Source(Metric.ACCEPTED_DRAFT_TOKENS),)),
+        (Signal.PREFILL_SECONDS, (Source(f"{Metric.PREFILL_TIME}_sum"),)),
         (Signal.POST_SECONDS, (Source(Metric.NIXL_POST_SECONDS),)),
         (Signal.TRANSFER_SECONDS, (Source(Metric.NIXL_TRANSFER_SECONDS),)),
         (Signal.PROMPT_TOKENS, (Source(Metric.PROMPT_TOKENS),)),
@@ -91,6 +96,7 @@ VLLM: Final = Engine(
     max_sequences=_max_sequences,
     max_model_len=_max_model_len,
     queue_limit=_queue_limit,
+    token_budget=_token_budget,
 )
 SIMULATED: Final = replace(
     VLLM,

@@ -5,7 +5,9 @@ Facts from `tools/server` of its repository, and from a running server of build 
 - A request's `model` is not checked; answers carry the alias.
 - With `--parallel N` each slot has 1/N of `--ctx-size`, unless `--kv-unified` shares it. Without it there are 4 slots.
 - `/health` answers 503 until the model is loaded. SIGTERM ends running requests.
-- Prompt tokens are counted when a prompt is done, output tokens when a request ends.
+- Prompt tokens and their time are counted when a prompt is done, output tokens and theirs when a request ends.
+- `n_decode_total` counts calls of `llama_decode`. Each computes one token of each decoding slot and prompt tokens of
+  others, at most `--batch-size` together; a batch that does not fit is tried again in halves (its sources).
 - Arguments have variables (`--parallel`: LLAMA_ARG_N_PARALLEL), which they override. That of a switch counts if it is
   on, enabled, true or 1.
 - Its queue has no limit. Adapters are loaded at its start only.
@@ -21,6 +23,8 @@ from plimsoll.engines.engine import Engine, Feature, Launch, MetricMap, Signal, 
 PARALLEL: Final = ("--parallel", "-np")
 CONTEXT: Final = ("--ctx-size", "-c")
 UNIFIED: Final = ("--kv-unified", "-kvu")
+BATCH: Final = ("--batch-size", "-b")
+DEFAULT_BATCH: Final = 2048
 DEFAULT_SLOTS: Final = 4
 RESERVED_FLAGS: Final = (
     "--host", "--port", "--model", "-m", "--model-url", "-mu", "--hf-repo", "-hf", "-hfr", "--docker-repo", "-dr",
@@ -36,6 +40,7 @@ ARGUMENT_VARIABLES: Final = (
     ("LLAMA_ARG_N_PARALLEL", PARALLEL[0]),
     ("LLAMA_ARG_CTX_SIZE", CONTEXT[0]),
     ("LLAMA_ARG_KV_UNIFIED", UNIFIED[0]),
+    ("LLAMA_ARG_BATCH", BATCH[0]),
 )
 _UNIFIED_ARGS: Final = {*UNIFIED, *(f"{UNIFIED[0]}={value}" for value in ("on", "enabled", "true", "1"))}
 _TASK_ARGS: Final[dict[str, tuple[str, ...]]] = {"embed": ("--embeddings",), "score": ("--reranking",)}
@@ -58,6 +63,14 @@ def _max_model_len(args: Sequence[object]) -> int | None:
     return context // slots or None
 
 
+def _kv_tokens(args: Sequence[object]) -> int | None:
+    return last_count(args, CONTEXT)
+
+
+def _batch(args: Sequence[object]) -> int | None:
+    return last_count(args, BATCH)
+
+
 METRICS: Final = MetricMap(
     engine="llama.cpp",
     prefix="llamacpp:",
@@ -69,6 +82,8 @@ METRICS: Final = MetricMap(
         (Signal.GENERATED_TOKENS, (Source("llamacpp:tokens_predicted_total"),)),
         (Signal.LOCAL_PROMPT_TOKENS, (Source("llamacpp:prompt_tokens_total"),)),
         (Signal.CACHED_PROMPT_TOKENS, (Source("llamacpp:prompt_tokens_cached_total"),)),
+        (Signal.PREFILL_SECONDS, (Source("llamacpp:prompt_seconds_total"),)),
+        (Signal.DECODE_SECONDS, (Source("llamacpp:tokens_predicted_seconds_total"),)),
     ),
 )
 
@@ -85,4 +100,7 @@ LLAMA_CPP: Final = Engine(
     cache_variables=("LLAMA_CACHE",),
     max_sequences=_slots,
     max_model_len=_max_model_len,
+    token_budget=_batch,
+    default_token_budget=DEFAULT_BATCH,
+    kv_tokens=_kv_tokens,
 )

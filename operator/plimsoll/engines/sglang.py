@@ -6,6 +6,7 @@ Measured on a server of 0.5.23 on the CPU, unless a line says otherwise:
   documentation), `request_time_per_output_token_seconds` the mean of each request.
 - `prompt_tokens_total` includes cached tokens; `realtime_tokens_total` separates them by its label `mode`. Its decode
   tokens lack the first of each request, which the prefill makes.
+- A prefill is a step of its own; inter-token latencies count at once, a request's mean when it ends.
 - Running and queued requests are counted again at each prefill and every 40 decode steps (`--decode-log-interval`).
   With `--enable-priority-scheduling` they have a line for each priority, and their sum with an empty one (its source).
 - `/health` computes a token, unless a variable says no: the answer takes a second, and as long as a prefill that runs.
@@ -24,6 +25,8 @@ from plimsoll.engines.engine import Engine, Feature, Launch, MetricMap, Signal, 
 MAX_RUNNING: Final = "--max-running-requests"
 MAX_QUEUED: Final = "--max-queued-requests"
 CONTEXT: Final = "--context-length"
+CHUNK: Final = "--chunked-prefill-size"
+DEFAULT_CHUNK: Final = 8192  # its documentation: by the GPU's memory, this on 80 GB
 DEFAULT_RUNNING: Final = 256  # Plimsoll's assumption: SGLang derives it from the free memory
 HEALTH_COMPUTES: Final = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
 RESERVED_FLAGS: Final = (
@@ -50,6 +53,10 @@ def _max_model_len(args: Sequence[object]) -> int | None:
     return last_count(args, (CONTEXT,))
 
 
+def _chunk(args: Sequence[object]) -> int | None:
+    return last_count(args, (CHUNK,))
+
+
 def _queue_limit(args: Sequence[object], default: int, per_sequence: int) -> int | None:
     queued = last_count(args, (MAX_QUEUED,))
     return None if queued is None else queued + (_max_running(args) or DEFAULT_RUNNING)
@@ -70,6 +77,7 @@ METRICS: Final = MetricMap(
         (Signal.RUNNING, (_total("sglang:num_running_reqs"),)),
         (Signal.WAITING, (_total("sglang:num_queue_reqs"),)),
         (Signal.KV_USED, (Source("sglang:token_usage"),)),
+        (Signal.KV_TOKENS, (Source("sglang:max_total_num_tokens"),)),
         (Signal.GENERATED_TOKENS, (_tokens("decode"), Source("sglang:generation_tokens_total"))),
         (Signal.LOCAL_PROMPT_TOKENS, (_tokens("prefill_compute"),)),
         (Signal.CACHED_PROMPT_TOKENS, (_tokens("prefill_cache"), Source("sglang:cached_tokens_total"))),
@@ -98,4 +106,6 @@ SGLANG: Final = Engine(
     max_sequences=_max_running,
     max_model_len=_max_model_len,
     queue_limit=_queue_limit,
+    token_budget=_chunk,
+    default_token_budget=DEFAULT_CHUNK,
 )

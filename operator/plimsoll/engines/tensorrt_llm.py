@@ -24,6 +24,8 @@ from plimsoll.engines.engine import Engine, Feature, Launch, MetricMap, Signal, 
 
 MAX_BATCH: Final = ("--max_batch_size",)
 MAX_LENGTH: Final = ("--max_seq_len",)
+MAX_TOKENS: Final = ("--max_num_tokens",)
+DEFAULT_TOKENS: Final = 8192  # its documentation
 OPTIONS_FLAGS: Final = ("--config", "--extra_llm_api_options")
 OPTIONS_FILE: Final = "/tmp/trtllm-serve.yaml"
 DEFAULT_BATCH: Final = 256  # Plimsoll's assumption: the default depends on the release
@@ -72,6 +74,10 @@ def _max_length(args: Sequence[object]) -> int | None:
     return last_count(args, MAX_LENGTH)
 
 
+def _max_tokens(args: Sequence[object]) -> int | None:
+    return last_count(args, MAX_TOKENS)
+
+
 METRICS: Final = MetricMap(
     engine="TensorRT-LLM",
     prefix="trtllm_",
@@ -79,6 +85,9 @@ METRICS: Final = MetricMap(
         (Signal.RUNNING, (Source("trtllm_num_requests_running"),)),
         (Signal.WAITING, (Source("trtllm_num_requests_waiting"),)),
         (Signal.KV_USED, (Source("trtllm_kv_cache_utilization"),)),
+        (Signal.KV_BLOCKS, (Source("trtllm_kv_cache_max_blocks"),)),
+        (Signal.BLOCK_TOKENS, (Source("trtllm_kv_cache_tokens_per_block"),)),
+        (Signal.ALL_PROMPT_TOKENS, (Source("trtllm_prompt_tokens_total"),)),
         (Signal.GENERATED_TOKENS, (Source("trtllm_generation_tokens_total"),)),
         (Signal.TPOT, (Source("trtllm_time_per_output_token_seconds"),)),
         (Signal.TTFT, (Source("trtllm_time_to_first_token_seconds"),)),
@@ -97,4 +106,6 @@ TENSORRT_LLM: Final = Engine(
     command=("python3", "-c", _SERVE),
     max_sequences=_max_batch,
     max_model_len=_max_length,
+    token_budget=_max_tokens,
+    default_token_budget=DEFAULT_TOKENS,
 )

@@ -10,6 +10,7 @@ Facts from its documentation of launcher arguments and metrics, and from its sou
 - An argument that is given twice ends it at its start. Each has a variable (`--max-total-tokens`: MAX_TOTAL_TOKENS),
   which it overrides.
 - Adapters are loaded at its start only. It has no route for embeddings.
+- A step is an inference call, for the prefill of new requests or for a token of each; their durations are counted.
 - Its mean time per token includes the prefill, so it is no TPOT, and no metric has a TTFT.
 """
 
@@ -22,6 +23,7 @@ from plimsoll.engines.engine import Engine, Feature, Launch, MetricMap, Signal, 
 
 MAX_CONCURRENT: Final = ("--max-concurrent-requests",)
 MAX_BATCH: Final = ("--max-batch-size",)
+MAX_PREFILL: Final = ("--max-batch-prefill-tokens",)
 MAX_TOTAL_TOKENS: Final = ("--max-total-tokens",)
 DEFAULT_CONCURRENT: Final = 128
 RESERVED_FLAGS: Final = ("--model-id", "--revision", "--hostname", "--port", "-p", "--api-key", "--num-shard")
@@ -30,6 +32,7 @@ ARGUMENT_VARIABLES: Final = (
     ("MAX_CONCURRENT_REQUESTS", MAX_CONCURRENT[0]),
     ("MAX_BATCH_SIZE", MAX_BATCH[0]),
     ("MAX_TOTAL_TOKENS", MAX_TOTAL_TOKENS[0]),
+    ("MAX_BATCH_PREFILL_TOKENS", MAX_PREFILL[0]),
 )
 
 
@@ -50,6 +53,10 @@ def _max_length(args: Sequence[object]) -> int | None:
     return last_count(args, MAX_TOTAL_TOKENS)
 
 
+def _max_prefill(args: Sequence[object]) -> int | None:
+    return last_count(args, MAX_PREFILL)
+
+
 def _queue_limit(args: Sequence[object], default: int, per_sequence: int) -> int | None:
     return last_count(args, MAX_CONCURRENT) or DEFAULT_CONCURRENT
 
@@ -61,6 +68,8 @@ METRICS: Final = MetricMap(
         (Signal.RUNNING, (Source("tgi_batch_current_size"),)),
         (Signal.WAITING, (Source("tgi_queue_size"),)),
         (Signal.STEPS, (Source("tgi_batch_inference_count"),)),
+        (Signal.BUSY_SECONDS, (Source("tgi_batch_inference_duration_sum"),)),
+        (Signal.PREFILL_SECONDS, (Source("tgi_batch_inference_duration_sum", "method", "prefill"),)),
         (Signal.PROMPT_TOKENS, (Source("tgi_request_input_length"),)),
         (Signal.OUTPUT_TOKENS, (Source("tgi_request_generated_tokens"),)),
     ),
@@ -80,4 +89,5 @@ TGI: Final = Engine(
     max_sequences=_max_batch,
     max_model_len=_max_length,
     queue_limit=_queue_limit,
+    token_budget=_max_prefill,
 )

@@ -32,6 +32,8 @@ def reading(metrics: EngineMetrics, pod: str, at_s: float, running: int, waiting
         preemptions=metrics.preemptions,
         post_s=metrics.post_s,
         transfer_s=metrics.transfer_s,
+        prefill_s=metrics.prefill_s,
+        decode_s=metrics.decode_s,
         prompt_tokens=_buckets(metrics.prompt_tokens),
         output_tokens=_buckets(metrics.output_tokens),
         tpot_s=_buckets(metrics.tpot_s),

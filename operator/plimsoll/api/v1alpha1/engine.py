@@ -19,7 +19,7 @@ from plimsoll.api.v1alpha1.pod_overrides import ObjectName
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, duration_rules
 from plimsoll.api.v1alpha1.speculative import SpeculativeSpec
 from plimsoll.core import units
-from plimsoll.engines.engine import Engine, Feature, Signal
+from plimsoll.engines.engine import Engine, Feature, MetricMap, Signal, Source, missing_for_sizing
 from plimsoll.engines.registry import engine_named
 
 METRIC_SIGNALS: Final = {
@@ -273,6 +273,15 @@ class EngineSpec(ApiModel):
     def contract(self) -> Engine:
         """The contract of the engine."""
         return engine_named(self.runtime)
+
+    @property
+    def missing_for_sizing(self) -> tuple[str, ...]:
+        """What sizing needs and the engine's metrics do not have. One with a launcher has a benchmark."""
+        if self.contract.launched:
+            return ()
+        names = {} if self.metrics is None else self.metrics.names()
+        named = MetricMap("", tuple((Signal(signal), (Source(metric),)) for signal, metric in names.items()))
+        return missing_for_sizing(self.contract.metrics or named)
 
     @property
     def api_port(self) -> int:

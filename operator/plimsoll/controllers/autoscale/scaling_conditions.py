@@ -5,7 +5,7 @@ Each function returns a condition that is true, or None while there is nothing t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from plimsoll.api import labels
@@ -47,6 +47,10 @@ _REMEDY: Final = (
 )
 _UNFREEZE: Final = "It changes once they are known: condition MetricsDegraded names metrics that are missing"
 _CHECK_PODS: Final = "Check these pods, and that the operator can reach them (NetworkPolicy, mesh)"
+_UNSIZED: Final = (
+    "replicas are added when requests wait in engines or latency misses the SLO, and removed only while there are no"
+    " requests"
+)
 _ENGINES_SILENT: Final = (
     f"no ready engine has reported at port {{}} for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown, and the replica"
     " count is frozen. Check metricsPort, and that the operator can reach it (NetworkPolicy, mesh)"
@@ -81,12 +85,16 @@ def frozen_tiers(service_state: ServiceState, spec: ScalingSpec) -> dict[str, st
 
 
 def scaling_inactive(
-    spec: ScalingSpec, engine: Engine, frozen: Mapping[str, str], other_writer: str | None = None
+    spec: ScalingSpec,
+    engine: Engine,
+    frozen: Mapping[str, str],
+    other_writer: str | None = None,
+    missing_signals: Sequence[str] = (),
 ) -> Condition | None:
     """Why the autoscaler changes no replica count, or only adds replicas.
 
     frozen: `frozen_tiers` to report. other_writer: who else sets the replica count of a target, None if no other
-    writer does.
+    writer does. missing_signals: what the engine would have to report to be sized.
     """
 
     def inactive(reason: ConditionReason, message: str) -> Condition:
@@ -116,11 +124,11 @@ def scaling_inactive(
         )
     if frozen:
         if not engine.launched:
-            message = (
-                f"engine {engine.name} reports no step times, so {', '.join(frozen)} is not sized: replicas are added "
-                "when requests wait in engines or latency misses the SLO, and removed only while there are no requests"
-            )
-            return inactive(ConditionReason.DEMAND_UNKNOWN, message)
+            cause = f"{', '.join(frozen)} is not sized ({'; '.join(dict.fromkeys(frozen.values()))})"
+            if missing_signals:
+                missing = ", no ".join(missing_signals)
+                cause = f"engine {engine.name} reports no {missing}, so {', '.join(frozen)} is not sized"
+            return inactive(ConditionReason.DEMAND_UNKNOWN, f"{cause}: {_UNSIZED}")
         reasons = "; ".join(f"{name}: {why}" for name, why in frozen.items())
         return inactive(ConditionReason.DEMAND_UNKNOWN, f"the replica count is frozen: {reasons}. {_UNFREEZE}")
     return None

@@ -180,7 +180,7 @@ def build_report(
     slo = slo_status.slo_figures(snapshot, spec.slo, spec.slos, previous.slo) if spec.slo is not None else {}
     frozen = scaling_conditions.frozen_tiers(service_state, spec)
     frozen_since_s = min(previous.frozen_since_s, now_s) if frozen else math.inf
-    is_lasting = not service.spec.engine.contract.launched or health.gateways_silent or bool(health.silent_tiers)
+    is_lasting = bool(service.spec.engine.missing_for_sizing) or health.gateways_silent or bool(health.silent_tiers)
     if not is_lasting and now_s - frozen_since_s < FROZEN_SECONDS:
         frozen = {}
     return ScalingReport(
@@ -228,7 +228,10 @@ def _conditions(
     yield scaling_conditions.replicas_contested(health)
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
-    yield scaling_conditions.scaling_inactive(spec, service.spec.engine.contract, frozen, health.other_writer)
+    engine = service.spec.engine
+    yield scaling_conditions.scaling_inactive(
+        spec, engine.contract, frozen, health.other_writer, engine.missing_for_sizing
+    )
     if spec.slo is None or service_state.last_decision is None:
         return
     yield scaling_conditions.metrics_degraded(snapshot, health, engine_server.metrics_port(service))

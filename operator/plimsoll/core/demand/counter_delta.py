@@ -33,8 +33,20 @@ _COUNTER_FIELDS: Final = (
     "post_s",
     "draft_tokens",
     "accepted_draft_tokens",
+    "all_prompt_tokens",
+    "decode_s",
+    "busy_s",
 )
-_NUMERIC_FIELDS: Final = (*_COUNTER_FIELDS, "running", "waiting", "kv_used", "transfer_s")
+_NUMERIC_FIELDS: Final = (
+    *_COUNTER_FIELDS,
+    "running",
+    "waiting",
+    "kv_used",
+    "transfer_s",
+    "prefill_s",
+    "kv_tokens",
+    "block_tokens",
+)
 _HISTOGRAM_FIELDS: Final = ("prompt_tokens", "output_tokens", "tpot_s", "ttft_s", "itl_s")
 
 
@@ -52,6 +64,9 @@ class EngineInterval(NamedTuple):
     post_s: float | None = None
     draft_tokens: float | None = None
     accepted_draft_tokens: float | None = None
+    all_prompt_tokens: float | None = None
+    decode_s: float | None = None
+    busy_s: float | None = None
     prompt_tokens: BucketCounts | None = None
     output_tokens: BucketCounts | None = None
     tpot_s: BucketCounts | None = None

@@ -19,6 +19,7 @@ from plimsoll.core.autoscaling.observations import LaggingSignals, scaled_sum
 from plimsoll.core.demand.busy_windows import ObservedStepTiming, OpenWindow
 from plimsoll.core.demand.completion_estimator import CompletionEstimator
 from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S, EngineInterval, engine_interval, is_fresh, is_newer
+from plimsoll.core.demand.derived_windows import DerivedWindow, needs_derivation
 from plimsoll.core.demand.histogram_percentile import percentile
 from plimsoll.core.demand.service_metrics import TierMetrics
 from plimsoll.core.demand.sliding_window import SLIDING_WINDOW_S, DecayingSum, SlidingWindow
@@ -69,12 +70,14 @@ class _StepTimingTotals(NamedTuple):
 class _PodState:
     last_reading: EngineReading
     open_window: OpenWindow = field(default_factory=OpenWindow)
+    derived_window: DerivedWindow = field(default_factory=DerivedWindow)
     completions: CompletionEstimator | None = None
     kv_deviation: KvDeviation | None = None
 
     def reset(self) -> None:
         """Drop what was known before the last reading."""
         self.open_window.restart(self.last_reading)
+        self.derived_window = DerivedWindow()
         self.completions = self.kv_deviation = None
 
 
@@ -119,7 +122,10 @@ class EngineAggregator:
         self._update_step_timing(interval, previous, reading)
         step_timing = self._step_timing()
         pod.completions = _updated_completions(pod.completions, previous, interval, step_timing)
-        window = pod.open_window.extend(previous, reading, interval, step_timing)
+        if self._role is not Role.PREFILL and needs_derivation(reading):
+            window = pod.derived_window.extend(reading, interval)
+        else:
+            window = pod.open_window.extend(previous, reading, interval, step_timing)
         if window is not None:
             self._windows.append(window)
         self._last_minute.add(reading.at_s, _minute_totals(interval, window))

@@ -28,6 +28,7 @@ import numpy as np
 
 from plimsoll.core.demand.completion_estimator import CompletionEstimator, OutputLengths
 from plimsoll.core.demand.counter_delta import EngineInterval, ServiceInterval
+from plimsoll.core.demand.mean_lengths import MeanLengths
 from plimsoll.core.demand.sliding_window import DecayingSum, SlidingWindow
 from plimsoll.core.demand.token_ratios import TokenRatioEstimator
 from plimsoll.core.histogram import total_count
@@ -108,6 +109,7 @@ class RequestLengthEstimator:
         self._recently_completed: SlidingWindow[_LengthHistograms] = SlidingWindow(_RECENT_S)
         self._recent_output: SlidingWindow[_OutputTotals] = SlidingWindow(_RECENT_S)
         self._token_ratios = TokenRatioEstimator()
+        self._mean_lengths = MeanLengths()
         self._estimated_prompts: DecayingSum[_EstimatedTotals] = DecayingSum(_LENGTHS_MEMORY_S, _MIN_WEIGHT)
         self._counted_prompts: DecayingSum[_TokenTotals] = DecayingSum(_LENGTHS_MEMORY_S, _MIN_WEIGHT)
         self._prompt_sources: DecayingSum[_PromptSources] = DecayingSum(_LENGTHS_MEMORY_S, _MIN_WEIGHT)
@@ -122,6 +124,7 @@ class RequestLengthEstimator:
 
     def on_arrivals(self, at_s: float, interval: ServiceInterval) -> None:
         """Add what a gateway counted until at_s."""
+        self._mean_lengths.on_served(at_s, interval.succeeded)
         if interval.arrivals_with_tokens is not None and interval.arrival_tokens is not None:
             requests, tokens, media = (
                 interval.arrivals_with_tokens,
@@ -148,6 +151,7 @@ class RequestLengthEstimator:
                 # A full engine starts no request, and those that run are the long ones.
                 expected = max(expected, interval.generated_tokens / max(longest, 1.0))
             self._recent_output.add(at_s, _OutputTotals(started, interval.generated_tokens, expected))
+        self._mean_lengths.on_tokens(at_s, interval)
         prompts = _prompt_totals(interval)
         if prompts is not None:
             self._counted_prompts.add(at_s, prompts.requests, prompts)
@@ -209,6 +213,8 @@ class RequestLengthEstimator:
         `mean_prompt_tokens`.
         """
         completed = self._completed.sum
+        if completed is None and self._mean_lengths.is_known:
+            return self._mean_lengths.workload(self.cached_share)
         if completed is None or self._completed.weight < _MIN_REQUESTS:
             return self._partial_lengths(now_s)
         base = self._base(now_s, completed)
@@ -338,6 +344,8 @@ def _prompt_totals(interval: EngineInterval) -> _TokenTotals | None:
     counts = [tokens for tokens in sources if tokens is not None]
     if interval.ttft_s is not None and interval.local_prompt_tokens is not None:
         return _TokenTotals(total_count(interval.ttft_s), math.fsum(counts))
+    if interval.ttft_s is not None and interval.all_prompt_tokens is not None:
+        return _TokenTotals(total_count(interval.ttft_s), interval.all_prompt_tokens)
     if interval.prompt_tokens is not None:
         return _TokenTotals(total_count(interval.prompt_tokens), interval.prompt_tokens.value_sum)
     return None

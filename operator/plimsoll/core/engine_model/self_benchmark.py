@@ -41,6 +41,7 @@ from plimsoll.core.workload import FloatArray
 # Share of a measured coefficient that is the floor of calibration. Self-benchmarks on a shared node have been twice too
 # slow, and one point of seven that was far too slow gives 3.6 times a token's cost. A higher floor could be too high.
 FLOOR_SHARE: Final = 0.25
+OBSERVED_FLOOR_SHARE: Final = 0.08  # of means under load, in which requests waited for others
 
 _MAX_POINT_S: Final = 3600.0  # longest time of a point; and the shortest
 _MIN_POINT_S: Final = 1e-7
@@ -82,7 +83,8 @@ def choose_prior(engine_info: EngineInfo) -> tuple[StepModel, StepModel] | Unava
         benchmark_prior = fit_step_model(engine_info.self_benchmark, engine_info.token_budget)
     except ValueError as error:
         return Unavailable(f"{roofline_models.reason}, and {error}")
-    return benchmark_prior, floor_model(benchmark_prior)
+    share = OBSERVED_FLOOR_SHARE if engine_info.self_benchmark.is_observed else FLOOR_SHARE
+    return benchmark_prior, floor_model(benchmark_prior, share)
 
 
 def find_accelerator(name: object) -> roofline.Accelerator | None:

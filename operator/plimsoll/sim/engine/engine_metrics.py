@@ -49,6 +49,7 @@ def token_bounds(max_tokens: int) -> tuple[float, ...]:
 
 class EngineMetrics:
     """Metrics of one engine. post_s, transfer_s: time spent in posting KV reads, and until the KV arrived.
+    prefill_s: time of requests from the queue to the first token; decode_s: of completed ones from there to the last.
 
     single_token_tpot: whether a response of one token counts as a TPOT of 0, as in vLLM. Sizing from TPOT needs only
     the others, so the simulator omits them.
@@ -61,7 +62,7 @@ class EngineMetrics:
         ) = 0
         self.queried_tokens = self.hit_tokens = 0  # of admitted prompts: all, and those in the prefix cache
         self.preemptions = 0
-        self.post_s = self.transfer_s = 0.0
+        self.post_s = self.transfer_s = self.prefill_s = self.decode_s = 0.0
         self.itl = QuantileSketch()  # inter-token latencies
         self.prompt_tokens, self.output_tokens = MetricHistogram(tokens), MetricHistogram(tokens)
         self.tpot_s, self.ttft_s, self.itl_s = (
@@ -89,6 +90,7 @@ class EngineMetrics:
 
     def record_completion(self, prompt: int, output: int, stream_s: float) -> None:
         """Record a last token, stream_s after the first one."""
+        self.decode_s += stream_s
         self.prompt_tokens.observe(prompt)
         self.output_tokens.observe(output)
         if output > 1:

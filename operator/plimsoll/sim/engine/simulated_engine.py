@@ -375,6 +375,9 @@ class SimulatedEngine:
         for sequence in run.prefill_completions:
             if sequence.first_token_s is None:
                 sequence.first_token_s = run.end_s
+                self.metrics.prefill_s += run.end_s - (
+                    run.end_s if sequence.scheduled_s is None else sequence.scheduled_s
+                )
                 self.metrics.record_first_token(
                     sequence.prompt_tokens,
                     sequence.cached_tokens,

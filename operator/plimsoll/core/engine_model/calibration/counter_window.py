@@ -46,6 +46,7 @@ class WindowSums:
     prefill_pairs: float | None = None  # sum over prefilled chunks of n (context + n / 2)
     cached_tokens_read: float | None = None  # sum over steps of the context of all decoding sequences
     replica: str = ""  # name of the replica
+    weight: float = 1.0  # next to a window whose steps the engine counts; less if they are derived from latencies
 
     @property
     def is_exact(self) -> bool:
@@ -167,6 +168,8 @@ def validity_error(window: WindowSums) -> str | None:
     numbers = (*required, *(value for value in optional if value is not None))
     if not all(abs(number) < _MAX_VALUE for number in numbers):  # NaN is not
         return "a value is not a number that a window can hold"
+    if not 0.0 < window.weight <= 1.0:
+        return "its weight is not above 0 and at most 1"
     if min(numbers[1:]) < 0:  # the first is a time, whose zero is the caller's
         return "a counter was reset"
     return _coverage_error(window) or _consistency_error(window)

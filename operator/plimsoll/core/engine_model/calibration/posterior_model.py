@@ -116,7 +116,7 @@ def regression(prior: StepModel, windows: Sequence[WindowSums]) -> tuple[Floats,
     rows = np.column_stack([times, lengths]) / expected_s[:, None]
     steps = np.array([window.steps for window in windows])
     ratios = np.array([window.busy_s for window in windows]) / expected_s
-    return rows, ratios, steps / (steps + _HALF_WEIGHT_STEPS)
+    return rows, ratios, steps / (steps + _HALF_WEIGHT_STEPS) * np.array([window.weight for window in windows])
 
 
 def factor_moments(posterior: Posterior) -> tuple[Floats, Floats]:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.adopted_engine import MIN_REQUESTS, command_line, engine_info, observed_benchmark
 from plimsoll.adapters.engine_metrics import parse_metrics
+from plimsoll.adapters.unlaunched_engine import command_line, engine_info
 from plimsoll.api import labels
+from plimsoll.core.engine_model.observed_benchmark import MIN_REQUESTS, observed_benchmark
 from plimsoll.core.engine_model.self_benchmark import choose_prior
 from plimsoll.core.ports import EngineInfo
 from plimsoll.core.types import Unavailable
@@ -44,7 +45,8 @@ def pod(model: str = "hf://acme/own", **container: Any) -> dict[str, Any]:
 
 def info(page: str = PAGE, accelerator: str | None = None, **changes: Any) -> EngineInfo:
     raw = page.encode()
-    return engine_info(raw, parse_metrics(raw, "p", 0.0, METRICS), pod(**changes), accelerator)
+    reading = parse_metrics(raw, "p", 0.0, METRICS)
+    return engine_info(raw, reading, reading, pod(**changes), accelerator)
 
 
 def test_limits_come_from_arguments_and_cache() -> None:
@@ -58,7 +60,9 @@ def test_lifetime_means_are_the_benchmark_and_give_a_prior() -> None:
     found = info()
     assert found.self_benchmark is not None
     assert found.self_benchmark.prefill == ((400, 0.06),)
-    assert found.self_benchmark.decode == ((4, 550, 0.02),)
+    ((batch, context, decode_s),) = found.self_benchmark.decode
+    assert (batch, context) == (4, 550)
+    assert decode_s == pytest.approx(0.02 - 16 * 0.04 / 384)  # without the 16 prompt tokens of a step
     prior = choose_prior(found)
     assert not isinstance(prior, Unavailable)
     assert 0.0 < prior[0].base_s <= 0.02
@@ -80,8 +84,8 @@ def test_known_model_on_a_named_accelerator_has_its_roofline() -> None:
     ],
 )
 def test_too_few_requests_or_missing_metrics_give_no_benchmark(page: str) -> None:
-    raw = page.encode()
-    assert observed_benchmark(raw, parse_metrics(raw, "p", 0.0, METRICS)) is None
+    reading = parse_metrics(page.encode(), "p", 0.0, METRICS)
+    assert observed_benchmark(reading, reading) is None
 
 
 def test_shell_command_is_split() -> None:
