@@ -146,6 +146,16 @@ def test_claim_ends_if_the_waiting_adapter_does_not_return() -> None:
     assert (slots.is_open("a"), slots.waiting, slots.claim_of("b")) == (True, 0, None)
 
 
+def test_engine_with_too_many_adapters_is_closed_to_all() -> None:
+    controller = lora_gate(max_adapters=2)
+    for name in "abc":  # sent without admission, as before the first limits
+        assert controller.register_running(make_request(name, adapter=name), "0", 0.0)
+    assert outcomes(send(controller, "abcd", 0.1, "again-")) == [QUEUED] * 4
+    assert controller.submit(make_request("model", 0.1), 0.1).outcome is ADMITTED
+    controller.complete("b", 0.2)
+    assert {one.request_id for one in controller.release(0.2)} == {"again-a", "again-c"}
+
+
 def test_adapter_with_a_place_claims_no_other() -> None:
     slots = AdapterSlots()
     slots.configure(1, {})

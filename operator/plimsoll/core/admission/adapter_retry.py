@@ -12,7 +12,8 @@ def advise_adapter_retry(pool: ReplicaPool, adapter: str, now: float) -> RetryAd
     """Returns the advice for the client, and lets the adapter wait until then.
 
     The place is free when the last response of its holder ends. Of several responses the longest counts, so a long one
-    is expected. Without a claim, the end of the holder's turn comes first.
+    is expected, and a mean one if those that run are longer already. Without a claim, the end of the holder's turn
+    comes first.
     """
     model = pool.cost_model
     longest = model.output_quantiles[-1] if model.output_quantiles else model.output_mean
@@ -24,7 +25,7 @@ def advise_adapter_retry(pool: ReplicaPool, adapter: str, now: float) -> RetryAd
         holding = [running for running in replica.running.values() if running.adapter == claim.holder]
         outputs = (min(longest, running.cost.max_output_tokens) for running in holding)
         ends_s = (one.admitted_s + tokens * replica.step_s for one, tokens in zip(holding, outputs, strict=True))
-        free_s = max(ends_s, default=now)
+        free_s = max(now + model.output_mean * replica.step_s, max(ends_s, default=now))
     advice = advise_retry(max(0.0, free_s - now), sdk_limit_s=math.inf)
     pool.adapters.wait(adapter, now + (advice.retry_after_s or 0), now)
     return advice

@@ -6,7 +6,8 @@ none of another adapter: such a request waits in the engine for minutes, whateve
 Idea: an engine has `max_adapters` places. An adapter holds one while it has requests there, and no request goes to an
 engine where its adapter has no place and none is free. An adapter without any place waits. Once another one has held
 its place for `TURN_S`, the one that waits claims that place: the engine takes no new requests of the holder, and the
-first place there that becomes free is kept for the claim. So adapters take turns, whatever their load.
+first place there that becomes free is kept for the claim. So adapters take turns, whatever their load. An engine that has
+requests of too many adapters, because others sent them, gets none of any adapter: it is unknown which one starves.
 
 An adapter without requests stays in GPU memory until its place is needed (least recently used first, as in vLLM). The
 load of another one from CPU memory takes `load_s`, which is learned from first tokens.
@@ -185,7 +186,7 @@ class AdapterSlots:
     def _allows(self, address: str, adapter: str) -> bool:
         engine = self._engines[address]
         if self._holds(address, adapter):
-            return adapter not in engine.claims.values()
+            return engine.held <= self.max_adapters and adapter not in engine.claims.values()
         return engine.held + len(engine.claims) - (adapter in engine.claims) < self.max_adapters
 
     def _claimable(self, adapter: str) -> dict[Claim, _Place]:
