@@ -53,7 +53,8 @@ class AdoptedFleet(KubeClient):
         self.now_s, self.rate = NOW_S, rate
         self.autoscalers: list[Object] = []
         self.forbidden: set[str] = set()  # plural names
-        self.kinds = {"Deployment": (DEPLOYMENTS, True), "ReplicationThing": (DEPLOYMENTS, False)}
+        self.kinds = {"Deployment": (DEPLOYMENTS, True), "Model": (DEPLOYMENTS, True)}
+        self.kinds |= dict.fromkeys(("ReplicationThing", "RayCluster"), (DEPLOYMENTS, False))
         self.events: list[Object] = []
         self.writes: list[tuple[str, int]] = []  # field manager, and count
         self.selector: str | None = "app=llm"

@@ -94,6 +94,23 @@ async def test_autoscaler_of_the_target_is_named_and_yielded_to() -> None:
     assert fleet.condition("ScalingInactive")[0] == ""
 
 
+async def test_autoscaler_of_kubeai_is_named_while_it_is_on() -> None:
+    """KubeAI's controller sets a Model's count, and no other object says so."""
+    model = {"apiVersion": "kubeai.org/v1", "kind": "Model", "name": "llm"}
+    edits = {"spec.targets.serve.scaleTargetRef": model, "spec.targets.serve.podSelector": "app=llm"}
+    fleet = AdoptedFleet(rate=40.0, **AUTO, **edits)
+    fleet.selector = None
+    await fleet.run(60)
+    assert fleet.writes == []
+    status, reason, message = fleet.condition("ScalingInactive")
+    assert (status, reason) == ("True", "ReplicasOwned")
+    assert message.startswith("Model llm is scaled by KubeAI's autoscaler (spec.autoscalingDisabled of the Model is")
+    fleet.spec["autoscalingDisabled"] = True
+    await fleet.run(60)
+    assert fleet.writes
+    assert fleet.condition("ScalingInactive")[0] == ""
+
+
 async def test_later_writer_is_yielded_to_until_the_spec_changes() -> None:
     fleet = AdoptedFleet(rate=40.0, **AUTO)
     await fleet.run(90)
@@ -170,6 +187,11 @@ async def test_manager_that_applies_the_count_is_never_overridden() -> None:
             {"spec.targets.serve.scaleTargetRef.kind": "ReplicationThing"},
             "TargetNotScalable",
             "apps/v1 ReplicationThing has no scale subresource",
+        ),
+        (
+            {"spec.targets.serve.scaleTargetRef": {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "llm"}},
+            "TargetNotScalable",
+            "ray.io/v1 RayCluster has no scale subresource in a namespace, so its replicas cannot be set",
         ),
     ],
 )

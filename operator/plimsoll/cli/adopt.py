@@ -22,7 +22,7 @@ import yaml
 from plimsoll.adapters.kube_client import PODS, KubeClient, Resource
 from plimsoll.adapters.unlaunched_engine import command_line
 from plimsoll.api import labels
-from plimsoll.cli import cluster
+from plimsoll.cli import adopt_platforms, cluster
 from plimsoll.cli.kubeconfig import current_namespace
 from plimsoll.cli.manifests import service_name
 from plimsoll.cli.metric_pages import FoundPages, MetricsPage, find_pages, owner_key
@@ -114,7 +114,7 @@ async def documents(kube: KubeClient, namespace: str | None, *, reads_pages: boo
             evidence = f"port {page.port} has a metrics page of {page.engine.title}"
         if evidence is None:
             continue
-        owner = await _scalable_owner(kube, pod)
+        owner = await adopt_platforms.dynamo_adapter(kube, pod) or await _scalable_owner(kube, pod)
         if isinstance(owner, str):
             key = (pod["metadata"]["namespace"], _owner_name(pod))
             others.setdefault(key, _comments([f"{'/'.join(key)}: {evidence}; not adopted: {owner}"]))
@@ -139,6 +139,8 @@ _SIGNS: Final = (
 
 def evidence_of(pod: KubeObject) -> str | None:
     """Why a pod is an engine; None if nothing shows it."""
+    if adopt_platforms.has_no_engine(pod):
+        return None
     for container in pod["spec"].get("containers", ()):
         words = command_line(container)
         if "serve" in words and any(word.rsplit("/", 1)[-1] == "vllm" for word in words):
@@ -159,21 +161,9 @@ def manifest_of(fleet: Fleet) -> str:
     container = _engine_container(pod)
     words, image = command_line(container), str(container.get("image", ""))
     head = [f"{label}: {fleet.evidence}, {_count(len(fleet.pods), 'pod')}"]
-    if fleet.page is not None and Feature.TARGETS not in fleet.page.engine.features:
-        name = fleet.page.engine.title
-        return _comments([*head, f"not adopted: the engine {name} is not supported as a target yet"])
-    if _OTHER_ENGINES.search(image):
-        return _comments([*head, f"not adopted: the engine of image {image} is not supported as a target yet"])
-    own_labels = pod["metadata"].get("labels", {})
-    if name := own_labels.get(_DISAGGREGATED_SET):
-        text = f"DisaggregatedSet {name} sets its replicas, and renames it with each revision"
-        return _comments([*head, f"not adopted: {text}"])
-    role = own_labels.get(_ROLE_LABEL, "")
-    if role in ("prefill", "decode"):
-        return _comments([*head, f"not adopted: its role is {role}, and targets support the role serve only"])
-    port, port_note = _port(container, words)
-    if fleet.page is not None:
-        port, port_note = fleet.page.port, f"metricsPort: {fleet.page.port} of its metrics page"
+    if (refusal := _refusal(fleet, image)) is not None:
+        return _comments([*head, f"not adopted: {refusal}"])
+    port, port_note = _metrics_port(fleet, container, words)
     model, model_note = _model(words)
     notes = [*head, model_note, port_note]
     if fleet.page is None and "vllm" not in " ".join((image, *words)):
@@ -192,6 +182,8 @@ def manifest_of(fleet: Fleet) -> str:
         group = [one for each in _group(fleet.pods, pod) for one in each["spec"].get("containers", ())]
         gpus = max(1, sum(_gpus(one) for one in group))
         gpu_note = f"gpus: {gpus} of all pods of a group; podSelector: the leaders, which have the API server"
+    if adopt_platforms.is_kubeai_model(fleet.owner):
+        target["podSelector"] = adopt_platforms.kubeai_selector(fleet.owner)
     replicas = int(fleet.owner.get("spec", {}).get("replicas", 1) or 0)
     target |= {"minReplicas": 1, "maxReplicas": max(2, 2 * replicas), "gpus": gpus}
     notes += [
@@ -199,9 +191,7 @@ def manifest_of(fleet: Fleet) -> str:
         f"minReplicas and maxReplicas: a guess; it has {_count(replicas, 'replica')} now",
         f"slo: a guess ({_TTFT} to the first token, {_TPOT} for each further one); set what your users need",
     ]
-    controller = _controller(fleet.owner)
-    if controller:
-        notes.append(f"{controller} manages it and may set its replicas: keep mode Recommend, or scale through that")
+    notes.extend(filter(None, [_writer_note(fleet.owner)]))
     notes.append(
         "mode is Recommend: nothing is written. Set scaling.mode to Auto once the recommendations convince you"
     )
@@ -217,6 +207,39 @@ def manifest_of(fleet: Fleet) -> str:
         },
     }
     return _comments(notes) + yaml.safe_dump(manifest, sort_keys=False)
+
+
+def _refusal(fleet: Fleet, image: str) -> str | None:
+    """Why a fleet cannot be adopted; None if it can. image: of its engines."""
+    if fleet.page is not None and Feature.TARGETS not in fleet.page.engine.features:
+        return f"the engine {fleet.page.engine.title} is not supported as a target yet"
+    if _OTHER_ENGINES.search(image):
+        return f"the engine of image {image} is not supported as a target yet"
+    own_labels = fleet.pods[0]["metadata"].get("labels", {})
+    if name := own_labels.get(_DISAGGREGATED_SET):
+        return f"DisaggregatedSet {name} sets its replicas, and renames it with each revision"
+    role = own_labels.get(_ROLE_LABEL) or adopt_platforms.disaggregated_role(fleet.pods[0])
+    if role in ("prefill", "decode"):
+        return f"its role is {role}, and targets support the role serve only"
+    return None
+
+
+def _writer_note(owner: KubeObject) -> str | None:
+    """Who else may write the count of an object; None if nothing shows it."""
+    note, controller = adopt_platforms.writer_note(owner), _controller(owner)
+    if note is not None or controller is None:
+        return note
+    return f"{controller} manages it and may set its replicas: keep mode Recommend, or scale through that"
+
+
+def _metrics_port(fleet: Fleet, container: KubeObject, words: list[str]) -> tuple[int, str]:
+    """The port of the engine's metrics, and how it was found."""
+    if fleet.page is not None:
+        return fleet.page.port, f"metricsPort: {fleet.page.port} of its metrics page"
+    declared = adopt_platforms.metrics_port(fleet.pods[0], container)
+    if declared is not None:
+        return declared, f"metricsPort: {declared} of the container's port for metrics"
+    return _port(container, words)
 
 
 async def _scalable_owner(kube: KubeClient, pod: KubeObject) -> KubeObject | str:
@@ -249,7 +272,7 @@ async def _scalable_owner(kube: KubeClient, pod: KubeObject) -> KubeObject | str
         if is_scalable:
             found = child
         else:
-            reason = f"its owner {name} has no scale subresource"
+            reason = f"its owner {name} has no scale subresource{adopt_platforms.missing_scale_hint(owner['kind'])}"
     return found if found is not None else reason
 
 

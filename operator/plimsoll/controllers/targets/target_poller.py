@@ -31,6 +31,7 @@ from plimsoll.controllers.targets.target_state import (
     WriterCause,
     applying_manager,
     autoscaler_of,
+    built_in_autoscaler,
     later_writer,
 )
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
@@ -230,7 +231,8 @@ class TargetPoller:
     ) -> OtherWriter | None:
         """Who else sets the count. A later writer is yielded to until the service's spec changes."""
         place, generation = (key_of(obj), role), int(obj["metadata"].get("generation", 0))
-        other_writer = autoscaler_of(target.scale_target_ref, autoscalers) or applying_manager(live)
+        ref = target.scale_target_ref
+        other_writer = autoscaler_of(ref, autoscalers) or built_in_autoscaler(ref, live) or applying_manager(live)
         if other_writer is not None:
             self._written.pop(place, None)
             return other_writer

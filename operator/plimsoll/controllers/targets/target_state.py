@@ -3,8 +3,9 @@
 Problem: a fleet that exists often has an autoscaler already. Two that write one count undo each other for ever, and the
 fleet's owner sees replicas come and go.
 
-Idea: Plimsoll yields to every other writer, and names it. Three facts show one: a HorizontalPodAutoscaler of the object
-(KEDA makes one too), a field manager that applies `spec.replicas`, and a count that changed after Plimsoll had set it.
+Idea: Plimsoll yields to every other writer, and names it. Four facts show one: a HorizontalPodAutoscaler of the object
+(KEDA makes one too), a kind with an autoscaler of its own (KubeAI's Model), a field manager that applies
+`spec.replicas`, and a count that changed after Plimsoll had set it.
 A field manager that merely created the object with a count is no writer: the first write takes the count over.
 """
 
@@ -105,6 +106,16 @@ def autoscaler_of(ref: ScaleTargetRef, autoscalers: Iterable[Object]) -> OtherWr
             made_by = f" of KEDA's ScaledObject {keda}" if keda else ""
             return OtherWriter(WriterCause.AUTOSCALER, f"HorizontalPodAutoscaler {one['metadata']['name']}{made_by}")
     return None
+
+
+def built_in_autoscaler(ref: ScaleTargetRef, obj: Object) -> OtherWriter | None:
+    """The autoscaler that a kind has in its own controller; None without one that is on. obj: the target."""
+    is_model = (_group(ref.api_version), ref.kind) == ("kubeai.org", "Model")
+    if not is_model or value_at(obj, "spec", "autoscalingDisabled") is True:
+        return None
+    return OtherWriter(
+        WriterCause.AUTOSCALER, "KubeAI's autoscaler (spec.autoscalingDisabled of the Model is not true)"
+    )
 
 
 def applying_manager(obj: Object) -> OtherWriter | None:
