@@ -15,6 +15,7 @@ from plimsoll.adapters import kube_client
 from plimsoll.adapters.kube_client import PODS, KubeClient
 from plimsoll.adapters.lease import RenewalLeaseLock
 from plimsoll.adapters.normalize import MAX_DEPTH, epoch_s, normalize, value_at
+from plimsoll.telemetry import operator_metrics
 
 Object = dict[str, Any]
 
@@ -134,6 +135,28 @@ async def test_kube_watch_lists_again_after_a_broken_line(monkeypatch: pytest.Mo
     monkeypatch.setattr(kube_client.asyncio, "sleep", no_delay)
     watching = Answering({"items": []}).watch(PODS)
     assert [(await anext(watching)).type for _ in range(2)] == ["SYNC", "SYNC"]
+
+
+@pytest.mark.parametrize(("code", "failures"), [(410, 0), (500, 1), (None, 1)])
+async def test_watch_lists_again_after_an_error_event(
+    monkeypatch: pytest.MonkeyPatch, code: int | None, failures: int
+) -> None:
+    """An expired version is ordinary. Any other error is a failure of the watch."""
+
+    async def lines(_: Any) -> AsyncIterator[bytes]:
+        status = {"kind": "Status", "code": code, "message": "etcd event received with PrevKv=nil"}
+        yield json.dumps({"type": "ERROR", "object": status}).encode()
+
+    async def no_delay(_: float) -> None:
+        return None
+
+    monkeypatch.setattr(kube_client, "read_lines", lines)
+    monkeypatch.setattr(kube_client.asyncio, "sleep", no_delay)
+    counter = operator_metrics.OPERATOR_WATCH_FAILURES.labels("pods")
+    before = counter._value.get()
+    watching = Answering({"items": []}).watch(PODS)
+    assert [(await anext(watching)).type for _ in range(2)] == ["SYNC", "SYNC"]
+    assert counter._value.get() - before == failures
 
 
 async def test_lease_that_cannot_be_read_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:

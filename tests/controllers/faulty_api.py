@@ -35,6 +35,7 @@ class Fault(StrEnum):
     GARBAGE = "answers 200 with garbage"
     SHORT_WATCH = "ends each watch at once"
     EXPIRED = "answers each watch with ERROR 410"
+    FAILED_WATCH = "answers each watch with ERROR 500"
 
 
 class FaultyApi:
@@ -96,8 +97,9 @@ class FaultyApi:
             case Fault.SHORT_WATCH if is_watch:
                 return web.Response(body=b"", content_type="application/json")
             case Fault.EXPIRED if is_watch:
-                gone = {"kind": "Status", "apiVersion": "v1", "code": 410, "reason": "Expired", "message": "too old"}
-                return web.Response(text=json.dumps({"type": "ERROR", "object": gone}) + "\n")
+                return _watch_error(410, "Expired", "too old")
+            case Fault.FAILED_WATCH if is_watch:
+                return _watch_error(500, "InternalError", "etcd event received with PrevKv=nil")
         return await self._forward(request)
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
@@ -118,6 +120,11 @@ class FaultyApi:
 def _status(code: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
     status: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}
     return web.json_response({**status, "code": code}, status=code, headers=headers)
+
+
+def _watch_error(code: int, reason: str, message: str) -> web.Response:
+    status = {"kind": "Status", "apiVersion": "v1", "code": code, "reason": reason, "message": message}
+    return web.Response(text=json.dumps({"type": "ERROR", "object": status}) + "\n")
 
 
 @asynccontextmanager

@@ -175,6 +175,32 @@ async def test_fault_while_leading_ends_no_process(
         await until("a service of the outage is reconciled", has_deployment(kube, during))
 
 
+@pytest.mark.parametrize(
+    "fault", [Fault.REFUSE, Fault.THROTTLE, Fault.ERROR, Fault.FAILED_WATCH], ids=lambda fault: fault.name
+)
+async def test_fault_ends_neither_of_two_replicas(
+    cluster: ApiServer, kube: KubeClient, tmp_path: Path, fault: Fault
+) -> None:
+    """Both meet the fault. Afterwards one of them leads."""
+    name = f"d-{fault.name.lower().replace('_', '-')}"
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    async with (
+        faulty_api(cluster) as one,
+        faulty_api(cluster) as two,
+        operator(one, tmp_path / "one", "op-1") as first,
+        operator(two, tmp_path / "two", "op-2") as second,
+    ):
+        await until("one leads", leads(kube, "op-1", "op-2"))
+        await asyncio.gather(one.set(fault), two.set(fault))
+        await create(kube, name)
+        await asyncio.sleep(FAULT_SECONDS)
+        assert (first.process.returncode, second.process.returncode) == (None, None)
+        await asyncio.gather(one.set(Fault.NONE), two.set(Fault.NONE))
+        await until("one leads again", leads(kube, "op-1", "op-2"))
+        await until("a service of the outage is reconciled", has_deployment(kube, name))
+
+
 @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.HANG, Fault.GARBAGE], ids=lambda fault: fault.name)
 async def test_fault_at_start_ends_no_process(
     cluster: ApiServer, kube: KubeClient, tmp_path: Path, fault: Fault

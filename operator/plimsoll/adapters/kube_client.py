@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -247,7 +248,9 @@ class KubeClient:
                     change = json.loads(line)
                     kind, obj = change["type"], received(change["object"])
                     if kind == "ERROR":
-                        return
+                        if obj.get("code") == HTTPStatus.GONE:
+                            return
+                        raise BackendUnavailable(f"the watch ended with an error: {obj.get('message')}")
                     version = obj["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
                         yield WatchEvent(kind, obj)
