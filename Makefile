@@ -97,7 +97,7 @@ demo-down: cluster-down ## Remove what the demo made
 
 e2e: images $(VENV)/.clients ## Scenarios on the cluster, those that a change can affect most
 	@$(STAGE) -v cuda-lines python3 -m e2e.cluster cuda-lines
-	@$(STAGE) -v e2e $(PYTHON) -m pytest --durations=20 --quiet-seconds=120 e2e -m "cluster and not extended"
+	@$(STAGE) -v e2e $(PYTHON) -m pytest --durations=30 --maxfail=3 --quiet-seconds=60 e2e -m "cluster and not extended"
 
 e2e-all: images $(VENV)/.clients ## All scenarios on the cluster
 	@$(STAGE) -v cuda-lines python3 -m e2e.cluster cuda-lines

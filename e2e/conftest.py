@@ -23,7 +23,8 @@ from e2e.lib.service import Service, make_manifest
 from e2e.lib.tool_calls import TOOL_ARGS
 
 SHARED = "e2e-shared"
-TIMEOUT_S = 900
+TIMEOUT_S = 480
+EXTENDED_TIMEOUT_S = 900
 PD_MANIFEST = make_manifest(
     "pd", {"prefill": {}, "decode": {"minReplicas": 2, "maxReplicas": 2}}, engine={"args": list(TOOL_ARGS)}
 )
@@ -87,6 +88,7 @@ EXTENDED_SCENARIOS = (
     "lagging_signals",
     "lora",
     "many_adapters",
+    "names_change",
     "other_autoscalers",
     "other_engine",
     "prefill_policy",
@@ -123,9 +125,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         scenario = item.path.stem.removeprefix("test_")
         item.add_marker(getattr(pytest.mark, _suite(scenario)))
-        item.add_marker(pytest.mark.timeout(TIMEOUT_S))
         if scenario in EXTENDED_SCENARIOS:
             item.add_marker(pytest.mark.extended)
+        is_short = _suite(scenario) == "cluster" and item.get_closest_marker("extended") is None
+        item.add_marker(pytest.mark.timeout(TIMEOUT_S if is_short else EXTENDED_TIMEOUT_S))
     items.sort(key=_order)
 
 
@@ -229,15 +232,19 @@ def ready_invariant(prober: Prober) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A scenario that held shows what it saw; one that did not, the state of the cluster too."""
     report = yield
     fixtures = getattr(item, "funcargs", {})
     if report.failed and "cluster" in fixtures:
         namespaces = {SHARED, fixtures.get("namespace", SHARED)}
         report.sections.append(("the cluster", describe(fixtures["cluster"], sorted(namespaces), stack.SYSTEM)))
+    terminal = item.config.pluginmanager.getplugin("terminalreporter")
+    if report.failed:  # at once: a run that is ended from outside prints no summary
+        terminal.write_line(f"\n{item.name} failed in {report.when}: {str(call.excinfo and call.excinfo.value)[:2000]}")
     if report.when == "call" and report.passed and report.capstdout:
-        terminal = item.config.pluginmanager.getplugin("terminalreporter")
         terminal.write_line(
             f"\n{item.name} ({report.duration:.0f} s)\n  " + report.capstdout.strip().replace("\n", "\n  ")
         )

@@ -166,6 +166,7 @@ def test_unreachable_engines_are_read_through_prometheus(
     assert not load.ledger.failures, load.ledger.explain()
 
 
+@pytest.mark.extended
 def test_prometheus_outage_in_burst_changes_no_decision(
     asking: OperatorClient, prometheus: PrometheusClient, cluster: Cluster, namespace: str
 ) -> None:

@@ -29,7 +29,7 @@ def test_failure_mode_allowed_is_zero_without_fault(gateway: GatewayClient) -> N
     assert allowed == 0
 
 
-@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+@pytest.mark.parametrize("signal", ["KILL", pytest.param("STOP", marks=pytest.mark.extended)])
 def test_picker_outage_fails_no_request(
     signal: str, solo: Service, pd: Service, cluster: Cluster, gateway: GatewayClient
 ) -> None:

@@ -263,6 +263,7 @@ def test_cli_status_and_explain_match_status(cluster: Cluster, namespace: str, f
     assert any(why.startswith(reason) for why in reasons_reported for reason in reasons)
 
 
+@pytest.mark.extended
 def test_recommend_mode_changes_no_replicas(
     cluster: Cluster, namespace: str, service: Callable[[str], Service]
 ) -> None:
