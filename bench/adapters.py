@@ -3,7 +3,7 @@
 Six adapters and their model on H200 engines that run four adapters at once. Each engine schedules as vLLM does. The
 gateway first ignores the limit (its service has no adapters in the spec), then it respects it. Prints the share of the
 offered requests within the SLO: of all, of the adapter that is served worst, and of the model itself; a request counts
-if one of its attempts was within the SLO. Takes about a minute.
+if one of its attempts was within the SLO. Takes about two minutes of one core.
 """
 
 from __future__ import annotations
