@@ -11,6 +11,8 @@ from tests.api.cases_draft import VALID_DRAFTS
 VALID_EDITS: list[dict[str, Any]] = [
     {"metadata.name": "a"},
     {"metadata.name": "a" + "-" * 38 + "9"},
+    {"spec.model.uri": "s3://models/chat", "spec.engine.args": ["--load-format", "runai_streamer"]},
+    {"spec.engine.args": ["--load-format=fastsafetensors", "--model-loader-extra-config", '{"concurrency":16}']},
     *[
         {"spec.model.uri": uri}
         for uri in (

@@ -52,6 +52,24 @@ def test_engine_argv_polled_paths_are_not_logged() -> None:
     assert quiet == ["/health", CONTRACT.paths["metrics"], CONTRACT.paths["progress"]]
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--load-format", "runai_streamer", "--model-loader-extra-config", '{"concurrency":16}'],
+        ["--load-format", "fastsafetensors"],
+        ["--load-format=tensorizer"],
+    ],
+)
+def test_engine_argv_streaming_loader_reads_the_download(args: list[str]) -> None:
+    """A loader's arguments reach the engine, and its model is the folder that is downloaded before."""
+    given = {**PLAIN, "PLIMSOLL_ARGS": json.dumps(args)}
+    argv = command.engine_command(replace(settings.read(given, CONTRACT), source="s3://b/m"), CONTRACT, cpu=False)
+    assert argv[: len(command.FETCH)] == [*command.FETCH]
+    start = argv.index(args[0])
+    assert argv[start : start + len(args)] == args
+    assert "s3://b/m" not in argv
+
+
 def test_engine_argv_has_contract_flags() -> None:
     argv = built(
         PLIMSOLL_SERVED_NAMES='["m","ns/m"]',
