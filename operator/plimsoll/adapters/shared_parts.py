@@ -27,11 +27,17 @@ def with_shared_parts(value: Any, like: Any) -> Any:
 
 
 def _shared_fields(value: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
-    found = {
-        sys.intern(name) if type(name) is str else name: with_shared_parts(part, like.get(name, _NONE))
-        for name, part in value.items()
-    }
-    is_like = len(found) == len(like) and all(part is like.get(name, _NONE) for name, part in found.items())
+    found: dict[str, Any] = {}
+    is_like = len(value) == len(like)
+    for name, part in value.items():  # leaves are compared here: a call for each would be most of the work
+        other, kind = like.get(name, _NONE), type(part)
+        if part is not other:
+            if kind is dict or kind is list:
+                part = with_shared_parts(part, other)
+            elif kind is type(other) and part == other:
+                part = other
+            is_like = is_like and part is other
+        found[sys.intern(name) if type(name) is str else name] = part
     return like if is_like else found
 
 
