@@ -79,7 +79,7 @@ class NameClaim:
         return self.model not in self.published, self.created, self.qualified_name
 
 
-class Refusal(StrEnum):
+class NameRejection(StrEnum):
     """Why a service may not have the model name in its spec, independent of other claims."""
 
     RESTRICTED = "restricted"  # its namespace may not claim short names
@@ -97,16 +97,16 @@ class NameRules:
     short_name_namespaces: frozenset[str] = frozenset()
     service_namespaces: frozenset[str] = frozenset()
 
-    def refusal(self, claim: NameClaim) -> Refusal | None:
+    def refusal(self, claim: NameClaim) -> NameRejection | None:
         """Returns why the claim is refused, or None. A namespace that appears later takes no accepted name."""
         if claim.model == claim.qualified_name:
             return None
         if self.short_name_namespaces and claim.namespace not in self.short_name_namespaces:
-            return Refusal.RESTRICTED
+            return NameRejection.RESTRICTED
         prefix, slash, _ = claim.model.partition("/")
         is_foreign = bool(slash) and prefix != claim.namespace and prefix in self.service_namespaces
         is_accepted = claim.is_granted or claim.model in claim.published
-        return Refusal.RESERVED if is_foreign and not is_accepted else None
+        return NameRejection.RESERVED if is_foreign and not is_accepted else None
 
 
 def format_record(name: str, since: str) -> str:
