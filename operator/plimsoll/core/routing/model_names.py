@@ -200,7 +200,7 @@ def resolve_owners(claims: Collection[NameClaim]) -> dict[str, NameClaim]:
 def find_holder(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules) -> NameClaim | None:
     """Returns the claim of another service that keeps `claim` from its model name, or None.
 
-    A record keeps its name until the operator removes it, also when the spec beside it names another model already.
+    A record keeps its name until the operator removes it, also when the spec names another model already.
     """
     others = [c for c in claims if c.qualified_name != claim.qualified_name]
     granted = [c for c in others if c.granted == claim.model]
@@ -212,8 +212,10 @@ def find_holder(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules)
     qualified = next((c for c in others if c.qualified_name == claim.model), None)
     if qualified is not None or claim.model == claim.qualified_name:
         return qualified
-    rivals = [c for c in others if c.model == claim.model and rules.refusal(c) is None]
-    return min((c for c in rivals if c._claim_order < claim._claim_order), key=lambda c: c._claim_order, default=None)
+    competitors = [c for c in others if c.model == claim.model and rules.refusal(c) is None]
+    return min(
+        (c for c in competitors if c._claim_order < claim._claim_order), key=lambda c: c._claim_order, default=None
+    )
 
 
 def is_grantable(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules) -> bool:
