@@ -31,8 +31,12 @@ _CORE: Final = "operator/plimsoll/core"
 _NOT_FOR_USERS: Final = ("evaluation", "design")  # folders of docs
 _PRIVATE_WORDS: Final = "bench/private_words.txt"
 _WORDED: Final = {
-    "operator/plimsoll": ("py",), "engine-image": ("py",), "charts": ("yaml", "tpl"), "crds": ("yaml",), "docs": ("md",),
-}  # fmt: skip
+    "operator/plimsoll": ("py",),
+    "engine-image": ("py",),
+    "charts": ("yaml", "tpl"),
+    "crds": ("yaml",),
+    "docs": ("md",),
+}
 _SETTLED_TICKS: Final = 90
 _RATE: Final = 5.0  # requests/s of the service that is decided about
 
