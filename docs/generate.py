@@ -100,7 +100,7 @@ def engine_rows() -> Iterator[str]:
 
 
 def _with_values(family: Metric) -> Metric:
-    """Says the values of its only label: what is told from the start is all that there is."""
+    """Says the values of its only label: the series that exist from the start are all that there are."""
     values = dict.fromkeys(pair for sample in family.samples for pair in sample.labels.items())
     if values:
         label = next(iter(values))[0]

@@ -19,12 +19,11 @@ import numpy as np
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, engine_cost_model
-from plimsoll.core.admission.placement import BLOCK_TOKENS
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.slo import Slo
-from plimsoll.core.types import Role
+from plimsoll.core.types import KV_BLOCK_TOKENS, Role
 from plimsoll.core.workload import from_samples
 
 TARGET_US = 40  # admission and pick
@@ -87,7 +86,7 @@ def blocks(i: int) -> tuple[int, ...]:
     """Of request i: four of the system prompt, then those of its conversation and of this turn."""
     conversation, turn = i % 500 + i // (500 * TURNS_PER_CONVERSATION) * 500, i // 500 % TURNS_PER_CONVERSATION
     own = [hash((conversation, k)) % 2**64 for k in range(1 + turn)]
-    return (*range(1, PROMPT_TOKENS // BLOCK_TOKENS - TURNS_PER_CONVERSATION + 1), *own)
+    return (*range(1, PROMPT_TOKENS // KV_BLOCK_TOKENS - TURNS_PER_CONVERSATION + 1), *own)
 
 
 def run_case(numbers: EngineCostModel, replicas: int, load: float, prefix_aware: bool) -> CaseResult:

@@ -1,7 +1,7 @@
 """The contract between the operator, the gateway and the engine image, as Python values.
 
 Problem: three programs in two images share ports, paths, environment names, headers and limits. Idea: one JSON file,
-`contract.json`, is copied into each image and read here; nothing of it is repeated in code. It is beside this package.
+`contract.json`, is copied into each image and read here; nothing of it is repeated in code. It is next to this package.
 PLIMSOLL_CONTRACT names another file: two engines on one machine then use other ports.
 """
 

@@ -22,7 +22,7 @@ class MiddlewareMetrics:
             ["outcome"], registry=registry,
         )  # fmt: skip
         self._remote_prefill_seconds = Histogram(
-            names["remote_prefill_seconds"], "Seconds that a prefill leg took, by outcome.", ["outcome"],
+            names["remote_prefill_seconds"], "Seconds that a remote prefill took, by outcome.", ["outcome"],
             registry=registry, buckets=REMOTE_PREFILL_BUCKETS_S,
         )  # fmt: skip
         self._stream_errors = Counter(

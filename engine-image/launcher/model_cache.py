@@ -27,7 +27,7 @@ from typing import Final
 from launcher.model_source import SourceError
 
 COMPLETE, FILES, ARCHIVE, LOCK, RESERVED = "complete.json", "files", "archive", ".lock", "reserved.json"
-FOLDER: Final = "plimsoll"  # in the cache, beside that of Hugging Face
+FOLDER: Final = "plimsoll"  # in the cache, next to that of Hugging Face
 
 _SHOWN_DOWNLOADS: Final = 3
 

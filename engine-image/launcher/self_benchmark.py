@@ -203,7 +203,7 @@ def _to_result(plan: BenchmarkPlan, times: ShortestTimes, long_times: ShortestTi
         if plan.long_prompt_tokens is not None
         else []
     )
-    result = SelfBenchmark(prefill, tuple(rung for rung in decode if rung is not None))
+    result = SelfBenchmark(prefill, tuple(point for point in decode if point is not None))
     return result if result.prefill or result.decode else None
 
 

@@ -26,6 +26,22 @@ def test_code_and_words_of_a_small_tree_are_counted(tmp_path: Path) -> None:
     assert figures.count_words(tmp_path) == 4 + 2
 
 
+def test_private_words_of_a_small_tree_are_counted(tmp_path: Path) -> None:
+    write(tmp_path / "bench/private_words.txt", "# Comment of Told\nTold leap\nmissCost\n")
+    write(tmp_path / "operator/plimsoll/a.py", "class Told: pass\n\nleap_to = is_leap(Tolder, leaps)\n")
+    write(tmp_path / "docs/index.md", "Set `missCost`.\n")
+    write(tmp_path / "docs/evaluation/seen.md", "Told.\n")
+    assert figures.private_words(tmp_path) == ["Told", "leap", "missCost"]
+    assert figures.count_private_words(tmp_path) == {"Told": 1, "leap": 2, "missCost": 1}
+
+
+def test_stage_seconds_are_read_from_the_logs(tmp_path: Path) -> None:
+    assert figures.stage_seconds(tmp_path) == {}
+    write(tmp_path / "build/log/test.seconds", "245\n")
+    write(tmp_path / "build/log/test.log", "9 passed\n")
+    assert figures.stage_seconds(tmp_path) == {"test": 245}
+
+
 def test_traced_files_are_those_whose_functions_run(tmp_path: Path) -> None:
     write(tmp_path / "code/called.py", "def run():\n    return 1\n")
     write(tmp_path / "code/idle.py", "def run():\n    return 2\n")

@@ -10,8 +10,8 @@ import pytest
 from plimsoll.core.routing.inflight_reconciliation import reconcile_inflight
 from plimsoll.core.routing.model_names import (
     NameClaim,
+    NameRejection,
     NameRules,
-    Refusal,
     find_holder,
     is_grantable,
     published,
@@ -125,9 +125,9 @@ KNOWN = NameRules(service_namespaces=frozenset({"bank", "team"}))
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ("bank/chat", Refusal.RESERVED),
-        ("bank/Chat-2.5", Refusal.RESERVED),
-        ("bank/a/b", Refusal.RESERVED),
+        ("bank/chat", NameRejection.RESERVED),
+        ("bank/Chat-2.5", NameRejection.RESERVED),
+        ("bank/a/b", NameRejection.RESERVED),
         ("bank", None),
         ("team/chat", None),
         ("team/other", None),
@@ -136,7 +136,7 @@ KNOWN = NameRules(service_namespaces=frozenset({"bank", "team"}))
         ("chat", None),
     ],
 )
-def test_refusal_name_of_another_namespace_is_reserved(model: str, expected: Refusal | None) -> None:
+def test_refusal_name_of_another_namespace_is_reserved(model: str, expected: NameRejection | None) -> None:
     assert KNOWN.refusal(NameClaim("team", "chat", model, "")) is expected
 
 
@@ -150,12 +150,12 @@ def test_refusal_accepted_name_stays_when_namespace_appears() -> None:
     ("namespace", "model", "expected"),
     [
         ("bank", "chat", None),
-        ("team", "chat", Refusal.RESTRICTED),
-        ("team", "Qwen/Qwen3-8B", Refusal.RESTRICTED),
+        ("team", "chat", NameRejection.RESTRICTED),
+        ("team", "Qwen/Qwen3-8B", NameRejection.RESTRICTED),
         ("team", "team/x", None),
     ],
 )
-def test_refusal_only_listed_namespaces_claim_short(namespace: str, model: str, expected: Refusal | None) -> None:
+def test_refusal_only_listed_namespaces_claim_short(namespace: str, model: str, expected: NameRejection | None) -> None:
     rules = NameRules(short_name_namespaces=frozenset({"bank"}))
     assert rules.refusal(grant(NameClaim(namespace, "x", model, ""))) is expected
 

@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad, Leaving, Prompt
-from plimsoll.core.routing.picker import FALLBACKS, KV_BLOCK_TOKENS, EndpointIndex, Pick, eligible
-from plimsoll.core.types import Role
+from plimsoll.core.routing.picker import FALLBACKS, EndpointIndex, Pick, eligible
+from plimsoll.core.types import KV_BLOCK_TOKENS, Role
+from plimsoll.engines import vllm
 
 SHORT = Prompt(tokens=KV_BLOCK_TOKENS - 1)
 LONG = Prompt(tokens=KV_BLOCK_TOKENS)
@@ -249,3 +250,7 @@ def test_pick_equals_sorted_reference_under_updates(moves: list[tuple[str, str, 
             assert standing.pick(SHORT) == reference_pick(endpoints, loads, SHORT, None, None)
             assert standing.pick(LONG) == reference_pick(endpoints, loads, LONG, None, None)
             assert standing.pick_at("c", "p", LONG) == reference_pick(endpoints, loads, LONG, endpoints[2], "p")
+
+
+def test_kv_block_tokens_equal_the_engines_argument() -> None:
+    assert KV_BLOCK_TOKENS == vllm.DISAGGREGATED_BLOCK_TOKENS

@@ -16,9 +16,10 @@ from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.planning import retuning
 from plimsoll.core.planning.arrangement import aggregated_tier
-from plimsoll.core.planning.retuning import DAY_S, HOUR_S, MINUTE_S, Minute, Prediction
+from plimsoll.core.planning.retuning import DAY_S, HOUR_S, Minute, Prediction
 from plimsoll.core.planning.workloads import lognormal_workload
 from plimsoll.core.slo import Slo
+from plimsoll.core.units import MINUTE_S
 from plimsoll.sim import profile
 
 START_S = 1.8e9

@@ -21,10 +21,10 @@ from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad, Leaving, Prompt
 from plimsoll.core.routing.inflight_reconciliation import reconcile_inflight
-from plimsoll.core.routing.picker import FALLBACKS, KV_BLOCK_TOKENS, EndpointIndex
+from plimsoll.core.routing.picker import FALLBACKS, EndpointIndex
 from plimsoll.core.routing.prefix_index import MIN_SHARED_CONTINUATIONS, PrefixIndex, RecentPrefixes
 from plimsoll.core.slo import Slo
-from plimsoll.core.types import Role
+from plimsoll.core.types import KV_BLOCK_TOKENS, Role
 from plimsoll.core.workload import from_samples
 
 SHORT, LONG = Prompt(KV_BLOCK_TOKENS - 1), Prompt(KV_BLOCK_TOKENS)

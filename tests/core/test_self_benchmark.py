@@ -210,7 +210,7 @@ NONSENSE = [
 
 @pytest.mark.parametrize("points", NONSENSE, ids=repr)
 def test_prior_invalid_points_are_skipped(points: Any) -> None:
-    with pytest.raises(ValueError, match="a ladder needs"):
+    with pytest.raises(ValueError, match="a self-benchmark needs"):
         fit_step_model(SelfBenchmark(points, ()))
     model = plain(5e-3, 2e-5, 1e-4)
     good = run_benchmark(model)
@@ -247,7 +247,7 @@ def test_prior_invalid_input_raises_named_error_only(prefill: Any, decode: Any, 
     try:
         found = fit_step_model(SelfBenchmark(prefill, decode), budget)
     except ValueError as error:
-        if "a ladder needs" not in str(error):
+        if "a self-benchmark needs" not in str(error):
             raise
     else:
         assert initial_posterior(found, floor_model(found)).prior == found
@@ -351,17 +351,17 @@ def test_choose_prior_unknown_accelerator_uses_benchmark() -> None:
 @pytest.mark.parametrize(
     ("known", "why"),
     [
-        ({}, "'cpu' is in no table, and the engine measured no ladder"),
-        ({"accelerator": "H200"}, "config.json was not found, and the engine measured no ladder"),
+        ({}, "'cpu' is in no table, and the engine reports no self-benchmark"),
+        ({"accelerator": "H200"}, "config.json was not found, and the engine reports no self-benchmark"),
         ({"accelerator": "H200", "config": {}}, "tells no shape: model_type is None"),
         (
             {"accelerator": "H200", "config": {"model_type": []}},
-            "tells no shape: .*, and the engine measured no ladder",
+            "tells no shape: .*, and the engine reports no self-benchmark",
         ),
         ({"accelerator": "H200", "config": LLAMA_8B, "gpus": 5}, "tensor must divide"),
         ({"accelerator": "H200", "config": {**LLAMA_8B, "vocab_size": 10**400}}, "tells no shape"),
-        ({"self_benchmark": SelfBenchmark((), ())}, "'cpu' is in no table, and a ladder needs"),
-        ({"self_benchmark": {"prefill": []}}, "the engine measured no ladder"),
+        ({"self_benchmark": SelfBenchmark((), ())}, "'cpu' is in no table, and a self-benchmark needs"),
+        ({"self_benchmark": {"prefill": []}}, "the engine reports no self-benchmark"),
         ({"accelerator": "x" * 9999}, "is in no table"),
     ],
 )

@@ -12,10 +12,11 @@ from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.inter_token import ITL_SHARE
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.planning import retuning
-from plimsoll.core.planning.retuning import DAY_S, MINUTE_S, Minute
+from plimsoll.core.planning.retuning import DAY_S, Minute
 from plimsoll.core.planning.workloads import lognormal_workload
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
+from plimsoll.core.units import MINUTE_S
 from plimsoll.sim import profile
 from plimsoll.sim.profile import HardwareProfile
 from tests.sim import sim_harness

@@ -1,6 +1,6 @@
 """API keys of the gateway, as Secrets declare them.
 
-Problem: whoever reads a Secret, a backup or a repository of manifests must not be able to use the key in it.
+Problem: a person who reads a Secret, a backup or a repository of manifests must not be able to use the key in it.
 
 Idea: a Secret holds the SHA-256 of the key, never the key. A key has at least 160 random bits, so nobody can guess it
 from its hash, and a slow hash would only cost time in each request. The key names its Secret, `plim-NAME-RANDOM`, so

@@ -102,7 +102,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
     EventReason.SHEDDING_STARTED: "Gateways reject requests, because the arrival rate exceeds the SLO capacity of "
     "the ready engines.",
-    EventReason.SHEDDING_STOPPED: "Gateways reject hardly a request any more.",
+    EventReason.SHEDDING_STOPPED: "Gateways have rejected no request for a minute.",
     EventReason.TRANSFER_SLOW: "Transferring the KV cache takes longer than computing it locally.",
     EventReason.DRAIN_TIMED_OUT: "A pod terminated before its requests finished.",
     EventReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",

@@ -118,7 +118,7 @@ def _workload_kinds(service: KubeObject) -> Sequence[Resource]:
 def diagnose(patient: Patient, operator_namespace: str, now_s: float) -> list[Finding]:
     """Return the problems of a service, from its objects."""
     return [
-        *_unseen_spec(patient, operator_namespace),
+        *_unprocessed_spec(patient, operator_namespace),
         *_conditions(patient),
         *_pods(patient),
         *_placement(patient),
@@ -129,7 +129,7 @@ def diagnose(patient: Patient, operator_namespace: str, now_s: float) -> list[Fi
     ]
 
 
-def _unseen_spec(patient: Patient, operator_namespace: str) -> Iterable[Finding]:
+def _unprocessed_spec(patient: Patient, operator_namespace: str) -> Iterable[Finding]:
     remedy = _OPERATOR_LOGS.format(operator_namespace)
     generation = get_int(patient.service, "metadata", "generation")
     observed = get_int(patient.service, "status", "observedGeneration")

@@ -18,10 +18,10 @@ from plimsoll.cli import cluster, kubeconfig
 from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_text, get_value
 from plimsoll.cli.output import MISSING, Screen, format_age, format_table, hanging_indent, join_nonempty
 from plimsoll.cli.output_files import print_text
+from plimsoll.core.types import Role
 
 KubeObject = dict[str, Any]
 
-_TIERS: Final = ("prefill", "decode", "serve")
 _HEADER: Final = (
     *("NAME", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT", "E2E", "ITL"),
     *("ATTAINMENT", "LIMITED-BY", "AGE", "REASON"),
@@ -66,7 +66,7 @@ def services_table(services: Sequence[KubeObject], screen: Screen, now_s: float,
         place
         for place, title in enumerate(columns)
         if (title != "NAMESPACE" or all_namespaces)
-        and (title.lower() not in (*_TIERS, "e2e", "itl") or any(row[place] != MISSING for row in rows))
+        and (title.lower() not in (*Role, "e2e", "itl") or any(row[place] != MISSING for row in rows))
     ]
     alarming = {place for place, row in enumerate(rows, 1) if row[2] == "False"}
     return format_table(
@@ -81,7 +81,7 @@ def _namespace_and_name(service: KubeObject) -> tuple[str, str]:
 def _row(service: KubeObject, now_s: float) -> Iterable[str]:
     ready = _condition(service, "Ready")
     yield get_text(ready, "status") or MISSING
-    for tier in _TIERS:
+    for tier in Role:
         yield get_text(service, "status", "tiers", tier, "summary") or MISSING
     for figure in ("ttft", "tpot", "e2e", "itl", "attainment"):
         yield get_text(service, "status", "slo", figure) or MISSING

@@ -19,13 +19,13 @@ from plimsoll.cli.output import MISSING, Screen, format_table, hanging_indent
 from plimsoll.cli.output_files import print_text
 from plimsoll.cli.status import used_share
 from plimsoll.core.errors import PlimsollError
+from plimsoll.core.types import Role
 from plimsoll.core.units import format_figure, format_number
 
 KubeObject = dict[str, Any]
 
 MIN_INTERVAL_S: Final = 1.0  # a shorter one would load the API server for nothing: the operator decides once a second
 _CLEAR: Final = "\x1b[H\x1b[J"
-_TIERS: Final = ("prefill", "decode", "serve")
 _HEADER: Final = ("NAMESPACE", "NAME", "READY", "REPLICAS", "REQ/S", "QUEUED", "RUNNING", "REJECTED", "KV")
 _STATUS_HEADER: Final = ("TTFT", "TPOT", "ATTAINMENT", "UTILIZATION")
 
@@ -114,7 +114,7 @@ def _row(service: KubeObject, document: Any) -> list[str]:
 
 def _by_tier(service: KubeObject, name: str, part: Callable[[str], str] = str) -> str:
     """One figure of each tier, such as `1/1 3/5` of prefill and decode. part: what to show of the field."""
-    found = [get_text(service, "status", "tiers", tier, name) for tier in _TIERS]
+    found = [get_text(service, "status", "tiers", tier, name) for tier in Role]
     return " ".join(filter(None, (part(text) for text in found if text))) or MISSING
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+KV_BLOCK_TOKENS: Final = 128  # of prefill and decode engines (`--block-size`): KV travels in whole blocks
 
 
 class Role(StrEnum):

@@ -48,6 +48,7 @@ _QUANTITY = re.compile(QUANTITY_PATTERN, re.ASCII)
 _QUANTITY_PARTS = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[A-Za-z]*)", re.ASCII)
 _PERCENT = re.compile(r"^([0-9]{1,2}|100)%$", re.ASCII)
 
+MINUTE_S: Final = 60.0
 FIGURE_DIGITS: Final = 3  # significant digits of a figure in a message
 _MIN_FIGURE: Final = Decimal("1e-12")
 _MAX_FIGURE: Final = Decimal("1e15")

@@ -15,12 +15,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import UNKNOWN_GPU_RESOURCE, InferenceService, parse
 from plimsoll.core import codec
-from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.admission.cost_model import DEFAULT_CLASS, ClassPolicy
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.admission.request_limits import RequestLimits
@@ -30,8 +30,6 @@ from plimsoll.resources import object_meta
 log = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
-
-DEFAULT_CLASS: Final = "default"
 
 
 @dataclass(frozen=True)

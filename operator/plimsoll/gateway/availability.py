@@ -1,4 +1,4 @@
-"""When a service without a usable engine will have one, and what the client is told until then."""
+"""When a service without a usable engine will have one, and what clients learn until then."""
 
 from __future__ import annotations
 

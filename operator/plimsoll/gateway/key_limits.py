@@ -14,11 +14,11 @@ from typing import Final
 
 from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, per_second
+from plimsoll.core.units import MINUTE_S
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.identity import Identity
 from plimsoll.gateway.request_context import RequestContext
 
-MINUTE_S: Final = 60.0
 RATE_LIMIT_HEADERS: Final = tuple(
     f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") for what in ("limit", "remaining", "reset")
 )

@@ -15,8 +15,8 @@ from typing import Final
 
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.admission.request import AdmissionDecision
-from plimsoll.core.routing.picker import KV_BLOCK_TOKENS, EndpointIndex, Pick
-from plimsoll.core.types import Role
+from plimsoll.core.routing.picker import EndpointIndex, Pick
+from plimsoll.core.types import KV_BLOCK_TOKENS, Role
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.service_catalog import ServiceEntry
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from prometheus_client import Counter as Counted
+import prometheus_client
 
 from plimsoll.core import histogram
 from plimsoll.core.admission.request import AdmissionOutcome
@@ -56,7 +56,7 @@ class RequestStats:
         self._remote_counter = gateway_metrics.GATEWAY_PREFILLS.labels(service, "remote")
         self._local_counter = gateway_metrics.GATEWAY_PREFILLS.labels(service, "local")
         self._early_counter = gateway_metrics.GATEWAY_EARLY_FIRST_TOKENS.labels(service)
-        self._exported: dict[Counted, int] = {}
+        self._exported: dict[prometheus_client.Counter, int] = {}
         self._completed_counters = {
             outcome: gateway_metrics.GATEWAY_COMPLETED.labels(service, outcome.value) for outcome in RequestOutcome
         }
@@ -137,7 +137,7 @@ class RequestStats:
             counter.inc(count - self._exported.get(counter, 0))
             self._exported[counter] = count
 
-    def _counts(self) -> Iterator[tuple[Counted, int]]:
+    def _counts(self) -> Iterator[tuple[prometheus_client.Counter, int]]:
         yield self._first_counter, self.arrivals
         yield self._retry_counter, self.retries
         yield self._demand_counter, self.demand.report().requests

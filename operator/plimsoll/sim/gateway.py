@@ -28,7 +28,7 @@ from plimsoll.core.admission import first_token_reports
 from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.controller import AdmissionController
-from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.admission.cost_model import DEFAULT_CLASS, ClassPolicy
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
@@ -36,13 +36,12 @@ from plimsoll.core.admission.retry_detection import RecentRejections
 from plimsoll.core.admission.token_estimator import TokenEstimator
 from plimsoll.core.ports import BucketCounts, ServiceReading
 from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad, Prompt
-from plimsoll.core.routing.picker import KV_BLOCK_TOKENS, EndpointIndex
-from plimsoll.core.types import Role
+from plimsoll.core.routing.picker import EndpointIndex
+from plimsoll.core.types import KV_BLOCK_TOKENS, Role
 from plimsoll.sim.attempt import Attempt
 
 MAX_QUEUE_S: Final = 120.0
 _HASH_SPACE: Final = 2**64
-_DEFAULT_CLASS: Final = "default"
 _REASONS: Final = {
     AdmissionOutcome.DOWNGRADED: "downgraded",
     AdmissionOutcome.SHED_SATURATED: "overloaded",
@@ -369,8 +368,8 @@ def default_class(classes: Iterable[ClassPolicy]) -> str:
     """Return the class of requests without one: `default` if it exists, else the lowest."""
     known = list(classes)
     names = [one.name for one in known]
-    if _DEFAULT_CLASS in names or not known:
-        return _DEFAULT_CLASS
+    if DEFAULT_CLASS in names or not known:
+        return DEFAULT_CLASS
     return min(known, key=lambda one: one.priority).name
 
 

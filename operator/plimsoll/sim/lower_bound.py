@@ -35,9 +35,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from plimsoll.core.routing.picker import KV_BLOCK_TOKENS
 from plimsoll.core.slo import Slo
-from plimsoll.core.types import Role
+from plimsoll.core.types import KV_BLOCK_TOKENS, Role
 from plimsoll.sim.attempt import TraceRequest
 from plimsoll.sim.engine.step_timing import MAX_HEAT
 from plimsoll.sim.plant import Plant

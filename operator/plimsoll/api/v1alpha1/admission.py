@@ -27,12 +27,11 @@ from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, decimal_rule, dura
 from plimsoll.api.v1alpha1.service_name import ServiceName
 from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
 from plimsoll.core import units
-from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.admission.cost_model import DEFAULT_CLASS, ClassPolicy
 from plimsoll.core.admission.quota import TenantPolicy
 
 WhenFull = Literal["Queue", "Shed", "Downgrade"]
 
-DEFAULT_CLASS: Final = "default"
 DEFAULT_MAX_QUEUE_TIME: Final = "30s"
 MAX_CLASSES: Final = 16
 MAX_TENANTS: Final = 256

@@ -36,7 +36,7 @@ class CheckpointStore:
         self._stored: dict[Key, tuple[str | None, str]] = {}
 
     async def load(self, namespaces: Iterable[str | None]) -> None:
-        """List the checkpoints of these namespaces; None stands for all. Without them the operator learns anew."""
+        """List the checkpoints of these namespaces; None stands for all. Without them the operator learns again."""
         for namespace in namespaces:
             try:
                 items, _ = await self._kube.list(INFERENCESERVICECHECKPOINTS, namespace)

@@ -75,7 +75,7 @@ class ScaleChange:
 
 
 class ScaleWriter:
-    """Applies changes of replica counts beside the ticks: one write at a time for a tier, `MAX_WRITES` in all."""
+    """Applies changes of replica counts outside the ticks: one write at a time for a tier, `MAX_WRITES` in all."""
 
     def __init__(self, kube: KubeClient, cache: ObjectCache, sources: SignalSources, record_event: RecordEvent) -> None:
         self._kube = kube

@@ -8,7 +8,7 @@ from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.observe import NameState
-from plimsoll.core.routing.model_names import NameClaim, Refusal
+from plimsoll.core.routing.model_names import NameClaim, NameRejection
 
 SHORT_NAMES_VALUE = "gateway.shortModelNames.namespaces"  # of the chart
 
@@ -21,12 +21,12 @@ def name_rejected(state: NameState | None, names: ModelNames) -> Condition | Non
     if state is None:
         return None
     claim = state.claim
-    if state.refusal is Refusal.RESTRICTED:
+    if state.refusal is NameRejection.RESTRICTED:
         rule = f"namespace {claim.namespace} may not claim short model names (chart value {SHORT_NAMES_VALUE})"
         advice = f"Set spec.model.name to {claim.qualified_name} to confirm this"
         return _rejected(ConditionReason.SHORT_NAMES_RESTRICTED, state, names, rule, rule, advice)
     advice = "Change spec.model.name to get a name of its own"
-    if state.refusal is Refusal.RESERVED:
+    if state.refusal is NameRejection.RESERVED:
         owner = claim.model.partition("/")[0]
         rule = f"names that begin with {owner}/ belong to namespace {owner}, which has or had services"
         return _rejected(
@@ -55,10 +55,10 @@ def adapter_name_rejected(states: Sequence[NameState]) -> Condition | None:
     state, others = lacking[0], len(lacking) - 1
     claim = state.claim
     reason, problem = ConditionReason.MODEL_NAME_TAKEN, ""
-    if state.refusal is Refusal.RESTRICTED:
+    if state.refusal is NameRejection.RESTRICTED:
         reason = ConditionReason.SHORT_NAMES_RESTRICTED
         problem = f"namespace {claim.namespace} may not claim short model names (chart value {SHORT_NAMES_VALUE})"
-    elif state.refusal is Refusal.RESERVED:
+    elif state.refusal is NameRejection.RESERVED:
         reason = ConditionReason.MODEL_NAME_RESERVED
         owner = claim.model.partition("/")[0]
         problem = f"names that begin with {owner}/ belong to namespace {owner}, which has or had services"

@@ -15,8 +15,8 @@ from plimsoll.controllers.tier_workload import TIER_WORKLOADS
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import (
     NameClaim,
+    NameRejection,
     NameRules,
-    Refusal,
     find_holder,
     read_claims,
     resolve_owners,
@@ -46,7 +46,7 @@ class NameState:
 
     claim: NameClaim
     owned: frozenset[str]
-    refusal: Refusal | None = None
+    refusal: NameRejection | None = None
     holder: NameClaim | None = None
     qualified_holder: NameClaim | None = None
 
@@ -139,7 +139,7 @@ def name_state(claim: NameClaim, claims: list[NameClaim], rules: NameRules) -> N
     """
     claim_by_name, refusal = resolve_owners(claims), rules.refusal(claim)
     owned = {name for name, owner in claim_by_name.items() if owner == claim}
-    if refusal is Refusal.RESTRICTED:
+    if refusal is NameRejection.RESTRICTED:
         owned &= {claim.qualified_name}
     qualified_holder = claim_by_name.get(claim.qualified_name)
     return NameState(

@@ -28,8 +28,7 @@ from plimsoll.controllers.reconcile.observe import NameState
 from plimsoll.controllers.reconcile.target_conditions import target_conditions
 from plimsoll.controllers.reconcile.tier_health import TierHealth, TierStatusInputs, tier_health
 from plimsoll.controllers.targets.target_state import TargetState
-from plimsoll.core.routing.picker import KV_BLOCK_TOKENS
-from plimsoll.core.types import Role
+from plimsoll.core.types import KV_BLOCK_TOKENS, Role
 
 Object = dict[str, Any]
 

@@ -155,8 +155,8 @@ class AdmissionController:
         now = self._advance(now)
         is_waking = not self.pool.replicas and now - self._served_s > _ABSENCE_S
         ready_at_s = self._announcement.ready_at_s if is_waking else None
-        hopeless_s = now if ready_at_s is None else max(now, math.nextafter(ready_at_s, -math.inf))
-        decisions = [self._expire(queued, now) for queued in self._queue.pop_expired(hopeless_s)]
+        before_s = now if ready_at_s is None else max(now, math.nextafter(ready_at_s, -math.inf))
+        decisions = [self._expire(queued, now) for queued in self._queue.pop_expired(before_s)]
         self._retry_at_s = math.inf
         self._queue.unpark(self.pool.adapters.is_open, now)
         while self.pool.replicas:

@@ -40,6 +40,7 @@ SHORT_OUTPUT_SHARE: Final = 0.1  # a deadline that fewer responses could meet is
 OUTPUT_QUANTILES: Final = 32  # number of equally weighted quantiles of the output length
 # Upper bound on one sequence's stalls, as a share of the step budget above the base step: very long prompts are rare.
 MAX_STALL_SHARE: Final = 0.1
+DEFAULT_CLASS: Final = "default"  # the class of requests that name none
 _Unbounded: TypeAlias = Annotated[float, Number(digits=6, infinite=True)]  # infinite without a TPOT target
 
 

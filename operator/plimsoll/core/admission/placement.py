@@ -22,10 +22,11 @@ from plimsoll.core.admission.adapter_slots import AdapterSlots
 from plimsoll.core.admission.cost_model import EngineCostModel, RequestCost
 from plimsoll.core.admission.prefill_choice import STALL_COST_FACTOR, PrefillChoice, choose_prefill
 from plimsoll.core.admission.prefill_queue import PrefillQueue
-from plimsoll.core.admission.prefix_tokens import BLOCK_TOKENS, PrefixTokens, prefix_tokens
+from plimsoll.core.admission.prefix_tokens import PrefixTokens, prefix_tokens
 from plimsoll.core.admission.replica import MIN_RETRY_S, ReplicaState, RunningRequest
 from plimsoll.core.admission.request import AdmissionRequest
 from plimsoll.core.routing.prefix_index import PrefixIndex
+from plimsoll.core.types import KV_BLOCK_TOKENS
 
 CANDIDATES: Final = 4  # least loaded replicas to check per request
 TRANSFER_PROBE_INTERVAL: Final = 50  # requests between KV transfers: only a transfer shows that the network is faster
@@ -120,7 +121,7 @@ class ReplicaPool:
         A prompt of less than one block, or of several sequences, is prefilled locally (see `core.routing.picker`).
         """
         blocks = request.block_hashes
-        remote = bool(self.prefill_queues) and request.prompt_tokens >= BLOCK_TOKENS and request.sequences == 1
+        remote = bool(self.prefill_queues) and request.prompt_tokens >= KV_BLOCK_TOKENS and request.sequences == 1
         cached = prefill_cached = 0
         if blocks:
             depth = self._prefix_index.match_depth(blocks)
@@ -412,11 +413,11 @@ class ReplicaPool:
     def _resize_prefix_indexes(self) -> None:
         """Set how much of this gateway's prompts the replicas can cache."""
         replicas = self.replicas.values()
-        self._prefix_index.set_endpoints({r.address: max(1, int(r.kv_tokens) // BLOCK_TOKENS) for r in replicas})
+        self._prefix_index.set_endpoints({r.address: max(1, int(r.kv_tokens) // KV_BLOCK_TOKENS) for r in replicas})
         share = max((1.0 / replica.inverse_share for replica in replicas), default=1.0)
         self._inverse_share = 1.0 / max(share, 1.0 / self.cost_model.batch)
         self._other_gateways_share = max(1.0 - share, MIN_REMOTE_SHARE)
-        prefill_blocks = max(1, int(share * self.cost_model.kv_tokens) // BLOCK_TOKENS)
+        prefill_blocks = max(1, int(share * self.cost_model.kv_tokens) // KV_BLOCK_TOKENS)
         self._prefill_prefix_index.set_endpoints(dict.fromkeys(self.prefill_queues, prefill_blocks))
 
     def _recompute_drain_rate(self) -> None:

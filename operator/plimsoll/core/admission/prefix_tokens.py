@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from plimsoll.core.admission.request import AdmissionRequest
-
-BLOCK_TOKENS: Final = 128  # tokens of a full prompt block
+from plimsoll.core.types import KV_BLOCK_TOKENS
 
 
 @dataclass(slots=True)
@@ -31,4 +29,4 @@ def prefix_tokens(request: AdmissionRequest, depth: int) -> int:
     """Returns the tokens in the prompt's first `depth` blocks: 128 each, or fewer if the text has fewer tokens."""
     if not depth:
         return 0
-    return min(depth * BLOCK_TOKENS, depth * request.prompt_tokens // len(request.block_hashes))
+    return min(depth * KV_BLOCK_TOKENS, depth * request.prompt_tokens // len(request.block_hashes))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, per_second
+from plimsoll.core.units import MINUTE_S
 
 QUOTA_BURST_S: Final = 10.0  # bucket size in seconds of its rate, at least one request
-_MINUTE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TenantQuotas:
         if policy.requests_per_s is None and policy.tokens_per_min is None:
             return 0.0
         limits = RateLimits(
-            per_second(policy.requests_per_s), per_second(policy.tokens_per_min, _MINUTE_S), QUOTA_BURST_S
+            per_second(policy.requests_per_s), per_second(policy.tokens_per_min, MINUTE_S), QUOTA_BURST_S
         )
         bucket = self._buckets.get(tenant)
         if bucket is None:

@@ -5,7 +5,7 @@ SDKs also retry several times for one demand, some of them at once.
 
 Idea: a rejected request gets a place behind those rejected before it. Its due time is when capacity is expected, plus
 the work ahead and its own over the spare capacity beyond new arrivals. A wait beyond two minutes gets no reservation;
-`retry_advice` says what its client is told. A reservation is identified by the idempotency key, or by tenant and body
+`retry_advice` advises its client. A reservation is identified by the idempotency key, or by tenant and body
 within twice the `Retry-After`, so that all attempts are one demand. A client that returns when due goes before new
 requests. An unused reservation expires.
 """

@@ -44,15 +44,17 @@ class DecisionCache:
             found = self.tiers[tier] = CachedTier()
         return found
 
-    def news(self, tier: str, about: EngineInfo) -> bool:
+    def is_unprocessed(self, tier: str, about: EngineInfo) -> bool:
         """Whether the engine info differs from the one that was processed last."""
         return self.of(tier).about is not about
 
-    def met(self, tier: str, about: EngineInfo) -> None:
+    def mark_processed(self, tier: str, about: EngineInfo) -> None:
         """Record that the engine info has been processed."""
         self.of(tier).about = about
 
-    def moved(self, tier: str, tiers: Sequence[TierState], same: tuple[object, ...], equal: tuple[object, ...]) -> bool:
+    def has_new_input(
+        self, tier: str, tiers: Sequence[TierState], same: tuple[object, ...], equal: tuple[object, ...]
+    ) -> bool:
         """Whether any input of a tier's SLO capacity has changed since the last call.
 
         same: inputs compared by identity, in addition to speeds and limits of all tiers. equal: inputs compared by

@@ -140,10 +140,10 @@ class ServiceState:
             if (
                 tier_snapshot is not None
                 and tier_snapshot.engine_info is not None
-                and self.cache.news(name, tier_snapshot.engine_info)
+                and self.cache.is_unprocessed(name, tier_snapshot.engine_info)
             ):
                 tier.on_engine_info(tier_snapshot.engine_info)
-                self.cache.met(name, tier_snapshot.engine_info)
+                self.cache.mark_processed(name, tier_snapshot.engine_info)
             tier_metrics = snapshot.metrics.tiers.get(tier.role, NO_TIER_METRICS)
             if tier_snapshot is None or tier_snapshot.is_uniform:  # else former engines would limit the new ones
                 tier.update_limits(tier_metrics.batches, now_s)
@@ -182,7 +182,7 @@ class ServiceState:
             tpot_tail_scale = (
                 self.decision_state.tiers[name].tpot_tail_scale if name in self.decision_state.tiers else 1.0
             )
-            if not self.cache.moved(
+            if not self.cache.has_new_input(
                 name,
                 tiers,
                 (self.workload,),

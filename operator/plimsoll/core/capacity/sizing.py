@@ -42,7 +42,7 @@ MAX_SIZED_REPLICAS: Final = 100_000  # no larger fleet is returned
 _NEGLIGIBLE_RATE_PER_S: Final = 1e-6  # requests/s that one replica carries wherever the SLO is feasible
 _NEGLIGIBLE_LOAD: Final = 1e-6  # the same as a share of what all slots of a replica could serve
 _RELAXATION_FACTOR: Final = 1.05  # factor by which the search for a feasible SLO relaxes targets
-_MAX_RELAXATIONS: Final = 120
+MAX_RELAXATIONS: Final = 120
 _ITL_REMEDY: Final = "a smaller --max-num-batched-tokens, or a prefill tier, makes the gaps shorter"
 
 
@@ -276,7 +276,7 @@ def _nearest_feasible_slo(tier: TierSpec, broken_constraint: Constraint) -> Slo 
             unloaded_ttft_s(tier) - allowance, 0.0
         )  # long prompts may have more than they need
         slo = replace(slo, ttft_s=max(slo.ttft_s, float(w.quantile(required_ttft_s, slo.share))))
-    for _ in range(_MAX_RELAXATIONS):
+    for _ in range(MAX_RELAXATIONS):
         profile = build_profile(replace(tier, slo=slo))
         if profile.itl_limit_per_s[0] <= 0:
             itl, max_rate_per_s = inter_token_latency(replace(tier, slo=slo))

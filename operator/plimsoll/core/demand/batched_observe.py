@@ -42,6 +42,7 @@ from plimsoll.core.demand.demand_state import (
     observe,
 )
 from plimsoll.core.types import Unavailable
+from plimsoll.core.units import MINUTE_S
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -163,10 +164,10 @@ def _add_samples(old: Floats, now_s: float, work: Floats, span_s: Floats) -> tup
             new[COL_TREND_LINES + 8 * place : COL_TREND_LINES + 8 * place + 8], memory_s, amount, span_s, passed_s
         )
     _update_noise(new, work, amount, span_s)
-    for column, size_s in ((COL_MINUTE, growth_stats.MINUTE_S), (COL_BIN, seasonality.BIN_S)):
+    for column, size_s in ((COL_MINUTE, MINUTE_S), (COL_BIN, seasonality.BIN_S)):
         new[column] = math.floor(now_s / size_s)
     new[COL_MINUTE + 1] += amount
-    new[COL_MINUTE + 2] += np.minimum(span_s, growth_stats.MINUTE_S)
+    new[COL_MINUTE + 2] += np.minimum(span_s, MINUTE_S)
     new[COL_BIN + 1] += amount
     new[COL_BIN + 2] += span_s
     _estimate(new)

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from plimsoll.core.demand.growth_prior import GROWTH_FACTORS, GROWTH_HORIZONS_S, PRIOR_WEIGHT_S
 from plimsoll.core.demand.level_model import LevelEstimate, damped_rise
+from plimsoll.core.units import MINUTE_S
 
-MINUTE_S: Final = 60.0
 _HORIZON_MINUTES: Final = tuple(round(horizon / MINUTE_S) for horizon in GROWTH_HORIZONS_S)
 DOUBLING_INDEX: Final = GROWTH_FACTORS.index(2.0)
 MINUTES_RETAINED: Final = 60  # an hour, for `baseline`; windows need the longest of _MINUTES and one more

@@ -78,7 +78,7 @@ def choose_prior(engine_info: EngineInfo) -> tuple[StepModel, StepModel] | Unava
     if not isinstance(roofline_models, Unavailable):
         return roofline_models
     if not isinstance(engine_info.self_benchmark, SelfBenchmark):
-        return Unavailable(f"{roofline_models.reason}, and the engine measured no ladder")
+        return Unavailable(f"{roofline_models.reason}, and the engine reports no self-benchmark")
     try:
         benchmark_prior = fit_step_model(engine_info.self_benchmark, engine_info.token_budget)
     except ValueError as error:
@@ -127,10 +127,10 @@ def fit_step_model(benchmark: SelfBenchmark, token_budget: int | None = None) ->
     """
     prompts, batches = _valid_points(benchmark.prefill, 2), _valid_points(benchmark.decode, 3)
     if not prompts:
-        raise ValueError("a ladder needs a prompt of one length at least")
+        raise ValueError("a self-benchmark needs a prompt of one length at least")
     length_count = len({tokens for tokens, *_ in prompts})
     if length_count == 1 and not batches:
-        raise ValueError("one prompt length tells no base from its tokens: a ladder needs a second one, or a batch")
+        raise ValueError("a self-benchmark of one prompt length needs a second one, or a batch")
     tokens, _, times = np.array(prompts, dtype=np.float64).T
     steps = np.ceil(tokens / (_valid_count(token_budget) or _MAX_COUNT))
     fit_http = bool(batches) and length_count > 1  # a constant for the time of a prefill of any length

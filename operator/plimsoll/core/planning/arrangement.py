@@ -25,7 +25,14 @@ import numpy as np
 
 from plimsoll.core.capacity.attainment import attainment
 from plimsoll.core.capacity.goodput import goodput_knee_per_s
-from plimsoll.core.capacity.sizing import MAX_SIZED_REPLICAS, Infeasible, Sizing, find_infeasibility, size_tier
+from plimsoll.core.capacity.sizing import (
+    MAX_RELAXATIONS,
+    MAX_SIZED_REPLICAS,
+    Infeasible,
+    Sizing,
+    find_infeasibility,
+    size_tier,
+)
 from plimsoll.core.capacity.slo_capacity import binding_constraint, slo_capacity_per_s
 from plimsoll.core.capacity.tier_model import (
     HTTP_OVERHEAD_PER_TOKEN_S,
@@ -49,7 +56,6 @@ NVLINK_BYTES_PER_S: Final = 100e9  # between two H200s of one host, blocks of 12
 RDMA_BYTES_PER_S: Final = 50e9  # a device of 400 Gb/s
 _BISECTIONS: Final = 20
 _RELAXATION_FACTOR: Final = 1.05  # factor by which the search for a feasible SLO relaxes targets
-_MAX_RELAXATIONS: Final = 120
 _TRANSFER_LATENCY_S: Final = 1.9e-3  # of a transfer, besides its bytes and its posting
 _HANDOVER_STEPS: Final = (
     2.5  # steps of the decode engine: the rest of one before the posting, one to observe the end, one to decode
@@ -276,7 +282,7 @@ def nearest_slo(build: Callable[[Slo], TierSpec], slo: Slo, too_long_share: floa
     build: returns the tier for an SLO. The search starts at the nearest SLO that sizing finds, and relaxes the target
     that most requests miss, step by step. None where no target helps.
     """
-    for _ in range(_MAX_RELAXATIONS):
+    for _ in range(MAX_RELAXATIONS):
         tier = build(slo)
         infeasibility = find_infeasibility(tier)
         if infeasibility is not None:

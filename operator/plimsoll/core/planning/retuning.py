@@ -39,9 +39,8 @@ from plimsoll.core.planning.engine_settings import MAX_BUDGET_FILL, budget_fill
 from plimsoll.core.planning.machine_model import TOKEN_BUDGETS
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
-from plimsoll.core.units import format_number
+from plimsoll.core.units import MINUTE_S, format_number
 
-MINUTE_S: Final = 60.0
 HOUR_S: Final = 3600.0
 DAY_S: Final = 86400.0
 MIN_GAIN: Final = 1.15  # predicted goodput over the present one

@@ -79,7 +79,7 @@ class NameClaim:
         return self.model not in self.published, self.created, self.qualified_name
 
 
-class Refusal(StrEnum):
+class NameRejection(StrEnum):
     """Why a service may not have the model name in its spec, independent of other claims."""
 
     RESTRICTED = "restricted"  # its namespace may not claim short names
@@ -97,16 +97,16 @@ class NameRules:
     short_name_namespaces: frozenset[str] = frozenset()
     service_namespaces: frozenset[str] = frozenset()
 
-    def refusal(self, claim: NameClaim) -> Refusal | None:
+    def refusal(self, claim: NameClaim) -> NameRejection | None:
         """Returns why the claim is refused, or None. A namespace that appears later takes no accepted name."""
         if claim.model == claim.qualified_name:
             return None
         if self.short_name_namespaces and claim.namespace not in self.short_name_namespaces:
-            return Refusal.RESTRICTED
+            return NameRejection.RESTRICTED
         prefix, slash, _ = claim.model.partition("/")
         is_foreign = bool(slash) and prefix != claim.namespace and prefix in self.service_namespaces
         is_accepted = claim.is_granted or claim.model in claim.published
-        return Refusal.RESERVED if is_foreign and not is_accepted else None
+        return NameRejection.RESERVED if is_foreign and not is_accepted else None
 
 
 def format_record(name: str, since: str) -> str:
@@ -200,7 +200,7 @@ def resolve_owners(claims: Collection[NameClaim]) -> dict[str, NameClaim]:
 def find_holder(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules) -> NameClaim | None:
     """Returns the claim of another service that keeps `claim` from its model name, or None.
 
-    A record keeps its name until the operator removes it, also when the spec beside it names another model already.
+    A record keeps its name until the operator removes it, also when the spec names another model already.
     """
     others = [c for c in claims if c.qualified_name != claim.qualified_name]
     granted = [c for c in others if c.granted == claim.model]
@@ -212,8 +212,10 @@ def find_holder(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules)
     qualified = next((c for c in others if c.qualified_name == claim.model), None)
     if qualified is not None or claim.model == claim.qualified_name:
         return qualified
-    rivals = [c for c in others if c.model == claim.model and rules.refusal(c) is None]
-    return min((c for c in rivals if c._claim_order < claim._claim_order), key=lambda c: c._claim_order, default=None)
+    competitors = [c for c in others if c.model == claim.model and rules.refusal(c) is None]
+    return min(
+        (c for c in competitors if c._claim_order < claim._claim_order), key=lambda c: c._claim_order, default=None
+    )
 
 
 def is_grantable(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules) -> bool:

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from plimsoll.core.routing.endpoint import POSITION_MASK, SUSPECT_RANK, Endpoint, EndpointLoad, Prompt
-from plimsoll.core.types import Role
+from plimsoll.core.types import KV_BLOCK_TOKENS, Role
 
-KV_BLOCK_TOKENS = 128  # `--block-size` of prefill and decode tiers: KV travels in whole blocks
 FALLBACKS = 2  # further endpoints: Envoy makes three attempts in total
 
 _IDLE_LOAD = EndpointLoad()

@@ -4,7 +4,7 @@ certificate.
 Problem: a file per service costs Envoy one inotify instance each, of which the kernel allows 128 per user. Encoding
 and sending the resources of 1,000 services must not delay a pick.
 
-Idea: a gRPC server with an event loop in a thread of its own. The picker hands it catalogs and is told which endpoints
+Idea: a gRPC server with an event loop in a thread of its own. The picker hands it catalogs and learns which endpoints
 Envoy has applied. While the picker is away, Envoy keeps what it has.
 """
 

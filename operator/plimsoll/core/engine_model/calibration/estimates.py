@@ -3,7 +3,7 @@
 Problem: a mean does not show how uncertain it is, and a fleet sized by it violates its SLO half of the time.
 
 Idea: size by a quantile of the posterior. It is wide without data and approaches the mean with more data, down to
-`MODEL_MISFIT_SD`, which no amount of data removes. `assess_quality` belongs beside every displayed estimate.
+`MODEL_MISFIT_SD`, which no amount of data removes. `assess_quality` belongs next to every displayed estimate.
 """
 
 from __future__ import annotations
