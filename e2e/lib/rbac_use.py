@@ -50,6 +50,7 @@ ONLY_IN: dict[str, frozenset[Right]] = {
             Right("operator", "list", "horizontalpodautoscalers.autoscaling"),
         }
     ),
+    "condition_messages": frozenset({Right("operator", "list", "events")}),
     "scaling": frozenset({Right("operator", "patch", "deployments/scale.apps"), Right("operator", "patch", "pods")}),
     "lora": frozenset(Right("operator", verb, "configmaps") for verb in ("get", "create", "patch", "delete")),
     "rolling_update": frozenset({Right("operator", "delete", "controllerrevisions.apps")}),

@@ -42,6 +42,19 @@ def test_missing_secret_reports_kubelet_message(service: Callable[[str], Service
     cluster.delete("inferenceservices", "gated", namespace=gated.namespace)
 
 
+def test_missing_volume_reports_kubelet_message(service: Callable[[str], Service], cluster: Cluster) -> None:
+    unmounted = service("unmounted")
+    extra = {
+        "volumes": [{"name": "extra", "secret": {"secretName": "nowhere"}}],
+        "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+    }
+    cluster.apply(make_manifest("unmounted", {"serve": {"pod": extra}}), namespace=unmounted.namespace)
+    condition = unmounted.wait_condition("ServeDegraded", 120, reason="VolumeUnavailable")
+    print(f"ServeDegraded {condition['reason']}: {condition['message']}")
+    assert 'secret "nowhere" not found' in condition["message"]
+    cluster.delete("inferenceservices", "unmounted", namespace=unmounted.namespace)
+
+
 def test_missing_image_reports_kubelet_message(service: Callable[[str], Service], cluster: Cluster) -> None:
     lost = service("lost")
     cluster.apply(make_manifest("lost", {"serve": {}}, engine={"version": "no-such-tag"}), namespace=lost.namespace)
