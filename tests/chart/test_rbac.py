@@ -34,7 +34,7 @@ OPERATOR = {
     "poddisruptionbudgets.policy": OWNED,
     "networkpolicies.networking.k8s.io": OWNED,
     "pods": (*FOLLOW, "patch"),
-    "events": ("create",),
+    "events": ("create", "list"),
     "leases.coordination.k8s.io": ("create", "get", "update", "delete"),
 }
 OPERATOR_EVERYWHERE = OPERATOR | {"customresourcedefinitions.apiextensions.k8s.io": ("list", "watch")}

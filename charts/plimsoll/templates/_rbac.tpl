@@ -62,9 +62,10 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch]
+# Listed for a pod that waits for a volume: nothing else says why.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 # The lease that shows other releases who manages the services of a namespace.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]

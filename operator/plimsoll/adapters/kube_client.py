@@ -166,15 +166,19 @@ class KubeClient:
         return received(await self._json("GET", resource.path(namespace, name)))
 
     async def list(
-        self, resource: Resource, namespace: str | None = None, selector: str | None = None, *, share: bool = False
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        selector: str | None = None,
+        *,
+        fields: str = "",
+        share: bool = False,
     ) -> tuple[list[Object], str]:
         """All objects of a kind, and the resourceVersion to watch from. share: objects of a tier share equal parts."""
         items: list[Object] = []
         last: dict[str | None, Object] = {}  # by tier
-        query: dict[str, str] = {}
+        query = {name: text for name, text in (("labelSelector", selector), ("fieldSelector", fields)) if text}
         limit = PAGE_SIZE
-        if selector:
-            query["labelSelector"] = selector
         while True:
             page = await self._page(resource.path(namespace), query | {"limit": str(limit)}, whole=limit == 1)
             if page is None:

@@ -85,6 +85,7 @@ class ConditionReason(StrEnum):
     TRANSFER_SLOW = "TransferSlow"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
+    VOLUME_UNAVAILABLE = "VolumeUnavailable"
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
     POD_FAILED = "PodFailed"
@@ -149,6 +150,7 @@ POD_PROBLEMS = (
     ConditionReason.PODS_REJECTED,
     ConditionReason.CONFIG_ERROR,
     ConditionReason.IMAGE_UNAVAILABLE,
+    ConditionReason.VOLUME_UNAVAILABLE,
     ConditionReason.ENGINE_FAILING,
     ConditionReason.UNSCHEDULABLE,
     ConditionReason.NODE_NOT_READY,
@@ -168,6 +170,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "locally.",
     ConditionReason.UNSCHEDULABLE: "A pod cannot be scheduled on any node.",
     ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled.",
+    ConditionReason.VOLUME_UNAVAILABLE: "A volume of a pod cannot be attached or mounted.",
     ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing.",
     ConditionReason.POD_FAILED: "The kubelet ended or refused a pod, such as by an eviction, and no ready pod "
     "replaces it. Or a container from elsewhere failed.",

@@ -29,6 +29,7 @@ class EventReason(StrEnum):
     SCALED_FROM_ZERO = "ScaledFromZero"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
+    VOLUME_UNAVAILABLE = "VolumeUnavailable"
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
     POD_FAILED = "PodFailed"
@@ -72,6 +73,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.SCALED_FROM_ZERO: "A tier without replicas gets replicas, because requests are waiting.",
     EventReason.UNSCHEDULABLE: "A pod of a tier cannot be scheduled on any node.",
     EventReason.IMAGE_UNAVAILABLE: "The engine image of a tier cannot be pulled.",
+    EventReason.VOLUME_UNAVAILABLE: "A volume of a tier's pod cannot be attached or mounted.",
     EventReason.CONFIG_ERROR: "A tier's pod refers to a Secret, ConfigMap, volume or claim that does not exist.",
     EventReason.POD_FAILED: "The kubelet ended or refused a pod of a tier, such as by an eviction.",
     EventReason.NODE_NOT_READY: "The node of a tier's pod no longer reports to Kubernetes.",

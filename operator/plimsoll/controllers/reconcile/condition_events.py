@@ -15,6 +15,7 @@ Object = dict[str, Any]
 _REASON_EVENTS: dict[ConditionReason, EventReason] = {
     ConditionReason.UNSCHEDULABLE: EventReason.UNSCHEDULABLE,
     ConditionReason.IMAGE_UNAVAILABLE: EventReason.IMAGE_UNAVAILABLE,
+    ConditionReason.VOLUME_UNAVAILABLE: EventReason.VOLUME_UNAVAILABLE,
     ConditionReason.CONFIG_ERROR: EventReason.CONFIG_ERROR,
     ConditionReason.ENGINE_FAILING: EventReason.ENGINE_FAILING,
     ConditionReason.POD_FAILED: EventReason.POD_FAILED,

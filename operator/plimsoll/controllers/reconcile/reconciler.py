@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,7 @@ from plimsoll.controllers.reconcile.status_inputs import (
 from plimsoll.controllers.reconcile.status_writer import StatusWriter
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
 from plimsoll.controllers.reconcile.tuning_status import chunk_event, deployed_arguments, tuning_events, tuning_line
+from plimsoll.controllers.reconcile.volume_problems import with_volume_problems
 from plimsoll.controllers.targets.target_state import TargetState
 from plimsoll.core.errors import (
     BackendUnavailable,
@@ -171,10 +173,9 @@ class Reconciler:
             observed, plan, rejected, self._report(key), self._platform, names, self._adapters(key), self._targets(key)
         )
         inputs = replace(inputs, tiers=with_sets_problem(inputs.tiers, observed.service, self._sets_problem(key[0])))
-        if any(tier.pending for tier in inputs.tiers) and await self._kube.is_terminating(key[0]):
-            inputs = replace(inputs, tiers=tuple(replace(tier, is_namespace_terminating=True) for tier in inputs.tiers))
         inputs = replace(
             inputs,
+            tiers=await self._with_problems_of_pods(key, inputs.tiers),
             internal_error=self._errors.condition(key),
             engine_rollout=self._engine_rollout(key).condition,
             engine_tuning=self._tuning(key, observed),
@@ -190,6 +191,17 @@ class Reconciler:
             await self._prune_revisions(observed, inputs.tiers, plan)
         if rejected is not None:
             raise BackendUnavailable(f"retrying in 10 s: {rejected}", retry_after_seconds=10.0)
+
+    async def _with_problems_of_pods(
+        self, key: Key, tiers: tuple[TierStatusInputs, ...]
+    ) -> tuple[TierStatusInputs, ...]:
+        """The tiers with what neither workloads nor pods say: a namespace that is deleted, and volumes."""
+        if any(tier.pending for tier in tiers) and await self._kube.is_terminating(key[0]):
+            tiers = tuple(replace(tier, is_namespace_terminating=True) for tier in tiers)
+        tiers, next_s = await with_volume_problems(self._kube, key[0], tiers, time.time())
+        if next_s is not None:
+            self._later(key, next_s)
+        return tiers
 
     def _observe(self, key: Key) -> ObservedService | None:
         return observe(self._cache, self._gateway_view(), key, self._grants.rules)

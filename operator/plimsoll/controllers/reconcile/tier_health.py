@@ -24,7 +24,7 @@ class TierStatusInputs:
 
     workers: the pods of engines with several nodes, except their leaders. workload_problem: why the workload cannot be
     applied, None if it can. is_namespace_terminating: whether pods are missing because the namespace is being deleted.
-    Kubernetes does not say so at the workload.
+    Kubernetes does not say so at the workload. volume_problem: why a pod waits for a volume, which only its Events say.
     earlier: pods that a deleted service of this name has left, and that have not ended.
     """
 
@@ -35,6 +35,7 @@ class TierStatusInputs:
     workers: tuple[Object, ...] = ()
     workload_problem: pod_diagnosis.PodProblem | None = None
     is_namespace_terminating: bool = False
+    volume_problem: pod_diagnosis.PodProblem | None = None
     earlier: int = 0
 
     @property
@@ -156,7 +157,7 @@ def _problem(tier: TierStatusInputs) -> pod_diagnosis.PodProblem | None:
     if tier.workload_problem is not None:
         return tier.workload_problem
     workers = pod_diagnosis.current_pods(tier.workload, tier.workers)
-    return pod_diagnosis.most_severe(tier.workload, (*tier.current_pods, *workers))
+    return pod_diagnosis.most_severe(tier.workload, (*tier.current_pods, *workers)) or tier.volume_problem
 
 
 def _ready(pods: Iterable[Object]) -> int:
