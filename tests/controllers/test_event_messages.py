@@ -33,6 +33,7 @@ from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
 from plimsoll.controllers.reconcile.model_names import Former, ModelNames
 from plimsoll.controllers.reconcile.observe import NO_RULES, NameState, name_state
+from plimsoll.controllers.reconcile.pod_diagnosis import PodProblem
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
 from plimsoll.controllers.reconcile.tuning_status import tuning_events
@@ -106,6 +107,7 @@ CRASHED = {"containerStatuses": [{"ready": False, "state": {}, "lastState": {
     "terminated": {"reason": "Error", "exitCode": 137, "message": QUOTE}}}]}  # fmt: skip
 FAILED = {"phase": "Failed", "reason": "Evicted", "message": QUOTE}
 SILENT = {"conditions": [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]}
+WITHOUT_VOLUME = PodProblem(ConditionReason.VOLUME_UNAVAILABLE, f"pod {POD} waits for a volume (FailedMount): {QUOTE}")
 REJECTED = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": QUOTE}]}
 
 
@@ -181,6 +183,9 @@ def all_condition_events() -> Iterator[Event]:
             )
         ),
         status_inputs(tier_inputs("decode", status=REJECTED), routable_endpoints=0),
+        status_inputs(
+            replace(tier_inputs("decode", {"phase": "Pending"}), volume_problem=WITHOUT_VOLUME), routable_endpoints=0
+        ),
     ]
     for trouble in troubles:
         yield from transition_events(trouble, good)
