@@ -15,7 +15,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -176,10 +175,8 @@ class KubeClient:
         share: bool = False,
     ) -> tuple[list[Object], str]:
         """All objects of a kind, and the resourceVersion to watch from. share: objects of a tier share equal parts."""
-        items: list[Object] = []
-        last: dict[str | None, Object] = {}  # by tier
+        items, last, limit = list[Object](), dict[str | None, Object](), PAGE_SIZE  # last: by tier
         query = {name: text for name, text in (("labelSelector", selector), ("fieldSelector", fields)) if text}
-        limit = PAGE_SIZE
         while True:
             page = await self._page(resource.path(namespace), query | {"limit": str(limit)}, whole=limit == 1)
             if page is None:
@@ -248,7 +245,7 @@ class KubeClient:
                     change = json.loads(line)
                     kind, obj = change["type"], received(change["object"])
                     if kind == "ERROR":
-                        if obj.get("code") == HTTPStatus.GONE:
+                        if obj.get("code") == 410:  # Gone: list again
                             return
                         raise BackendUnavailable(f"the watch ended with an error: {obj.get('message')}")
                     version = obj["metadata"]["resourceVersion"]
