@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from plimsoll.adapters.unlaunched_engine import command_line, engine_info
 from plimsoll.api import labels
 from plimsoll.core.engine_model.observed_benchmark import MIN_REQUESTS, observed_benchmark
 from plimsoll.core.engine_model.self_benchmark import choose_prior
-from plimsoll.core.ports import EngineInfo
+from plimsoll.core.ports import EngineInfo, EngineReading
 from plimsoll.core.types import Unavailable
 from plimsoll.engines.launched import METRICS
+from plimsoll.engines.registry import ENGINES
 
+PAGES = Path(__file__).parents[1] / "engines" / "pages"
 REQUESTS = 200
 PAGE = f"""
 vllm:num_requests_running{{engine="0"}} 3.0
@@ -90,3 +93,46 @@ def test_too_few_requests_or_missing_metrics_give_no_benchmark(page: str) -> Non
 
 def test_shell_command_is_split() -> None:
     assert command_line({"command": ["sh", "-c", "vllm serve m --port 1"]})[2:] == ["vllm", "serve", "m", "--port", "1"]
+
+
+def own_pod(engine: str, *args: str, model: str = "Qwen/Qwen3-8B") -> dict[str, Any]:
+    container = {
+        "name": "engine",
+        "image": f"{engine}:1",
+        "args": list(args),
+        "env": [{"name": "PLIMSOLL_MODEL", "value": model}],
+        "resources": {"limits": {"nvidia.com/gpu": "2", "memory": "8Gi"}},
+    }
+    sidecar = {"name": "vllm-proxy", "image": "vllm:1"}
+    return {"metadata": {"labels": {labels.ENGINE: engine}}, "spec": {"containers": [sidecar, container]}}
+
+
+@pytest.mark.parametrize(
+    ("engine", "args", "limits"),
+    [
+        ("sglang", (), (256, 471258, 8192, None)),
+        ("sglang", ("--max-running-requests", "64", "--chunked-prefill-size=2048"), (64, 471258, 2048, None)),
+        ("tensorrt-llm", ("--max_batch_size=32", "--max_num_tokens", "4096"), (32, 64_000, 4096, 64)),
+        ("llama-cpp", ("--ctx-size", "16384", "--parallel", "8"), (8, 16384, 2048, None)),
+    ],
+)
+def test_limits_of_own_engine_come_from_its_contract(engine: str, args: tuple[str, ...], limits: object) -> None:
+    page = (PAGES / f"{engine.replace('-', '_')}.txt").read_bytes()
+    metric_map = ENGINES[engine].metrics
+    assert metric_map is not None
+    reading = parse_metrics(page, "p", 0.0, metric_map)
+    found = engine_info(page, reading, reading, own_pod(engine, *args), None)
+    assert (found.max_sequences, found.kv_tokens, found.token_budget, found.block_tokens) == limits
+    assert (found.engine, found.engine_version, found.gpus) == (engine, f"{engine}:1", 2)
+    assert found.config is not None
+    assert found.self_benchmark is None  # nothing was served since the first reading, or too little
+
+
+def test_kv_cache_of_known_gpu_is_estimated_where_unknown() -> None:
+    reading = EngineReading("p", 0.0, "1")
+    found = engine_info(b"", reading, reading, own_pod("sglang"), "H200")
+    assert found.kv_tokens is not None
+    assert found.kv_tokens > 100_000
+    assert not isinstance(choose_prior(found), Unavailable)
+    path = engine_info(b"", reading, reading, own_pod("sglang", model="/models/claim/m"), "H200")
+    assert (path.kv_tokens, path.config) == (None, None)

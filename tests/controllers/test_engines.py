@@ -425,3 +425,7 @@ async def test_engine_without_launcher_is_polled_for_metrics_only(world: World) 
     key, role, reading = world.received[0]
     assert (key, role, reading.pod, reading.running, reading.waiting) == (KEY, "serve", "pod-1", 2.0, 1.0)
     assert world.engines.running_requests("team", "pod-1") == 3.0
+    found = world.engines.engine_info("team", "pod-1")
+    assert found is not None
+    assert (found.engine, found.max_sequences, found.token_budget, found.self_benchmark) == ("llama-cpp", 4, 2048, None)
+    assert world.engines.engine_info("team", "pod-2") is None

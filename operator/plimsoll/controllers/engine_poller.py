@@ -367,6 +367,8 @@ class EnginePoller:
             if pod.first_reading is None or pod.first_reading.instance_id != reading.instance_id:
                 pod.first_reading = reading
             pod.engine_info = unlaunched_engine.engine_info(page, reading, pod.first_reading, pod.source, accelerator)
+            if pod.engine_info.self_benchmark is not None:
+                pod.first_reading = None
         self._update_load(pod, reading, sent_s)
         pod.metrics_due_s = sent_s + self._interval_s(pod, sent_s)
         self._on_reading(pod.key, pod.role, reading)

@@ -8,6 +8,7 @@ Facts from `tools/server` of its repository, and from a running server of build 
 - Prompt tokens and their time are counted when a prompt is done, output tokens and theirs when a request ends.
 - `n_decode_total` counts calls of `llama_decode`. Each computes one token of each decoding slot and prompt tokens of
   others, at most `--batch-size` together; a batch that does not fit is tried again in halves (its sources).
+  LLAMA_ARG_BATCH is not read.
 - Arguments have variables (`--parallel`: LLAMA_ARG_N_PARALLEL), which they override. That of a switch counts if it is
   on, enabled, true or 1.
 - Its queue has no limit. Adapters are loaded at its start only.
@@ -40,7 +41,6 @@ ARGUMENT_VARIABLES: Final = (
     ("LLAMA_ARG_N_PARALLEL", PARALLEL[0]),
     ("LLAMA_ARG_CTX_SIZE", CONTEXT[0]),
     ("LLAMA_ARG_KV_UNIFIED", UNIFIED[0]),
-    ("LLAMA_ARG_BATCH", BATCH[0]),
 )
 _UNIFIED_ARGS: Final = {*UNIFIED, *(f"{UNIFIED[0]}={value}" for value in ("on", "enabled", "true", "1"))}
 _TASK_ARGS: Final[dict[str, tuple[str, ...]]] = {"embed": ("--embeddings",), "score": ("--reranking",)}

@@ -45,7 +45,7 @@ class MeanLengths:
     def __init__(self) -> None:
         self._tokens: DecayingSum[_Tokens] = DecayingSum(_MEMORY_S, 0.0)
         self._served: DecayingSum[_Requests] = DecayingSum(_MEMORY_S, 0.0)
-        self._built: tuple[float, float, Workload] | None = None  # means of prompt and output, and the lengths
+        self._built: tuple[tuple[float, ...], Workload] | None = None  # means, and the lengths
 
     @property
     def is_known(self) -> bool:
@@ -77,14 +77,16 @@ class MeanLengths:
             return Unavailable(
                 f"request lengths are unknown: fewer than {_MIN_REQUESTS:.0f} requests have completed in some minutes"
             )
-        means = max(tokens.prompt / requests, 1.0), max(tokens.output / requests, 1.0)
+        prompt = tokens.prompt / requests
+        means = tuple(max(1.0, mean) for mean in (prompt * (1.0 - cached_share), tokens.output / requests))
+        means = *means, prompt * cached_share
         if self._built is None or any(
-            abs(new - old) > _REUSE_TOLERANCE * old for new, old in zip(means, self._built[:2], strict=True)
+            abs(new - old) > _REUSE_TOLERANCE * max(old, 1.0) for new, old in zip(means, self._built[0], strict=True)
         ):
-            uncached = max(means[0] * (1.0 - cached_share), 1.0)
-            cached = _lognormal(means[0] * cached_share) if means[0] * cached_share >= 1.0 else None
-            self._built = *means, from_histograms(_lognormal(uncached), _lognormal(means[1]), cached)
-        return self._built[2]
+            uncached, output, cached = means
+            cached_lengths = _lognormal(cached) if cached >= 1.0 else None
+            self._built = means, from_histograms(_lognormal(uncached), _lognormal(output), cached_lengths)
+        return self._built[1]
 
 
 def _lognormal(mean: float) -> LengthHistogram:
