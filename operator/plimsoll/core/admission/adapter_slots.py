@@ -6,7 +6,7 @@ none of another adapter: such a request waits in the engine for minutes, whateve
 Idea: an engine has `max_adapters` places. An adapter holds one while it has requests there, and no request goes to an
 engine where its adapter has no place and none is free. An adapter without any place waits. Once another one has held
 its place for `TURN_S`, the one that waits claims that place: the engine takes no new requests of the holder, and the
-first place there that becomes free is kept for the claim. So adapters take turns, whatever their load. An engine that has
+first place there that becomes free is kept for the claim. So adapters take turns, whatever their load. An engine with
 requests of too many adapters, because others sent them, gets none of any adapter: it is unknown which one starves.
 
 An adapter without requests stays in GPU memory until its place is needed (least recently used first, as in vLLM). The

@@ -264,11 +264,11 @@ class ReplicaPool:
         """Record that the request is sent to its placement."""
         replica, cost = placement.replica, placement.cost
         assert replica is not None
-        running = RunningRequest(
-            cost, class_index, request.tenant, now, placement.first_token_s, adapter=request.adapter
-        )
-        if request.adapter and self.adapters.add(replica.address, request.adapter, now):
-            running.adapter_load_s = self.adapters.load_s
+        running = RunningRequest(cost, class_index, request.tenant, now, placement.first_token_s)
+        if request.adapter:
+            running.adapter = request.adapter
+            is_load = self.adapters.add(replica.address, request.adapter, now)
+            running.adapter_load_s = self.adapters.load_s if is_load else None
         self._since_transfer += 1
         if placement.prefill is not None:
             self._since_transfer = 0
@@ -343,7 +343,8 @@ class ReplicaPool:
             candidates = self._by_load[:CANDIDATES]
         blocks = request.block_hashes
         if not blocks:
-            return candidates, self._with_loads([cost] * len(candidates), request, candidates), None
+            costs = [cost] * len(candidates)
+            return candidates, self._with_loads(costs, request, candidates) if request.adapter else costs, None
         prefix_index = self._prefix_index
         max_depth = prefix_index.match_depth(blocks)
         hash_home = None
@@ -367,14 +368,14 @@ class ReplicaPool:
                     request, remote, prefix_tokens(request, depth), prefill_cached
                 )
         costs = [cost_by_depth[depth] for depth in depths]
-        return candidates, self._with_loads(costs, request, candidates), hash_home
+        return candidates, self._with_loads(costs, request, candidates) if request.adapter else costs, hash_home
 
     def _with_loads(
         self, costs: list[RequestCost], request: AdmissionRequest, candidates: Sequence[ReplicaState]
     ) -> list[RequestCost]:
         """Returns the costs with the load of the adapter where it is missing, which stalls the whole batch."""
         adapters = self.adapters
-        if not request.adapter or not adapters.max_adapters:
+        if not adapters.max_adapters:
             return costs
         return [
             cost
