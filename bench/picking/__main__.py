@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from bench.picking.prefix_replay import PrefixRequest, ideal_cached_tokens, load_trace, replay
-from plimsoll.core.admission.placement import BLOCK_TOKENS
+from plimsoll.core.types import KV_BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def print_case(case: PickingCase) -> None:
     """One case, by gateways."""
     requests: list[PrefixRequest] = load_trace(case.trace, speed=case.speed)
     ideal_tokens = sum(ideal_cached_tokens(requests))
-    pooled_share = sum(ideal_cached_tokens(requests, math.floor(case.engines * case.kv_tokens / BLOCK_TOKENS)))
+    pooled_share = sum(ideal_cached_tokens(requests, math.floor(case.engines * case.kv_tokens / KV_BLOCK_TOKENS)))
     print(
         f"\n{case.trace}, {case.speed:g} times as fast, {case.engines} engines of {case.kv_tokens:,} tokens: "
         f"{ideal_tokens / sum(request.prompt for request in requests):.0%} of all tokens could be hits; "

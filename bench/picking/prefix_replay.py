@@ -20,11 +20,10 @@ import numpy as np
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, engine_cost_model
-from plimsoll.core.admission.placement import BLOCK_TOKENS
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.slo import Slo
-from plimsoll.core.types import Role
+from plimsoll.core.types import KV_BLOCK_TOKENS, Role
 from plimsoll.core.workload import from_samples
 from tests.core.admission_engine import ClientRequest, PrefixCache, StepEngine
 from tests.core.admission_simulator import ControllerPolicy, run
@@ -73,11 +72,11 @@ def load_trace(name: str, max_requests: int | None = None, speed: float = 1.0) -
 
 def _hashes(runs: str, tokens: int) -> Iterator[int]:
     """Hashes of the whole blocks of 128 tokens in the trace's blocks of 512, made to look as random as hashes are."""
-    parts = TRACE_BLOCK_TOKENS // BLOCK_TOKENS
+    parts = TRACE_BLOCK_TOKENS // KV_BLOCK_TOKENS
     spans = (run.partition("-") for run in runs.split())
     numbers = (k for low, _, high in spans for k in range(int(low), int(high or low) + 1))
     for index, number in enumerate(numbers):
-        whole = min(parts, tokens // BLOCK_TOKENS - index * parts)
+        whole = min(parts, tokens // KV_BLOCK_TOKENS - index * parts)
         for part in range(whole):
             yield _mix(number * parts + part)
 
@@ -95,7 +94,7 @@ def ideal_cached_tokens(requests: list[PrefixRequest], capacity: float = math.in
     """Tokens of each prompt that one cache of so many blocks, shared by all, would save."""
     cache, cached_tokens = PrefixCache(), []
     for request in requests:
-        cached_tokens.append(min(BLOCK_TOKENS * cache.hits(request.blocks), max(request.prompt - 1, 0)))
+        cached_tokens.append(min(KV_BLOCK_TOKENS * cache.hits(request.blocks), max(request.prompt - 1, 0)))
         cache.use(request.blocks, capacity)
     return cached_tokens
 

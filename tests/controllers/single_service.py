@@ -25,7 +25,7 @@ from plimsoll.core.ports import EngineInfo, GatewayReading, SelfBenchmark
 from plimsoll.core.types import Role
 from plimsoll.gateway.admission_policy import AdmissionPolicy, _parse_spec, _policy_of
 from tests import builders
-from tests.controllers.test_autoscale import NOW_S, arrivals, engine
+from tests.controllers.test_autoscale import NOW_S, arrivals, engine, timeless
 
 Object = dict[str, Any]
 
@@ -228,7 +228,7 @@ class SingleService:
         self._dirty = True
 
     def _report_engines(self) -> None:
-        """Each tier's engines share the requests. They report no steps, so the model stays that of their benchmark."""
+        """Each tier's engines share the requests. They report no times, so the model stays that of their benchmark."""
         pods = self.cache.children("Pod", KEY)
         for pod in pods:
             name, role, is_new = pod["metadata"]["name"], role_of(pod), pod["metadata"]["name"] not in self._completed
@@ -236,8 +236,8 @@ class SingleService:
             self._completed[name] = self._completed.get(name, 0.0) + self.rate / share
             if is_new or math.fmod(self.now_s - NOW_S, 5.0) == 0.0:
                 running = (4.0 if self.rate else 0.0) + self.bypassing
-                counted = engine(self._completed[name], self.now_s)
-                reading = replace(counted, pod=name, running=running, steps=None, computed_tokens=None)
+                reading = timeless(engine(self._completed[name], self.now_s))
+                reading = replace(reading, pod=name, running=running)
                 self.scaler.observe_engine(KEY, Role(role), reading)
 
     def _start_pods(self) -> None:

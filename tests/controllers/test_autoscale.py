@@ -119,6 +119,11 @@ def engine(ended: float, at_s: float) -> EngineReading:
     )  # fmt: skip
 
 
+def timeless(reading: EngineReading) -> EngineReading:
+    """The reading without any time of a step or a token: from it no step model is learned."""
+    return replace(reading, steps=None, computed_tokens=None, tpot_s=None, itl_s=None)
+
+
 def ready(parent: Object, tier: str) -> Object:
     pod = builders.pod(parent, tier, conditions=[{"type": "Ready", "status": "True"}])
     pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"

@@ -73,7 +73,7 @@ async def test_other_modes_have_none(edits: dict[str, Any]) -> None:
 
 
 async def test_restart_does_not_repeat_the_event() -> None:
-    fleet = AdoptedFleet(rate=40.0)
+    fleet = AdoptedFleet(rate=28.0)
     await fleet.run(150)
     before = messages(fleet)
     report = fleet.scaler.report(KEY)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from plimsoll.core.admission.placement import BLOCK_TOKENS
 from plimsoll.core.admission.request import AdmissionOutcome
 from plimsoll.core.capacity.tier_model import HTTP_OVERHEAD_PER_TOKEN_S, HTTP_OVERHEAD_S
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
+from plimsoll.core.types import KV_BLOCK_TOKENS
 
 
 @dataclass
@@ -131,7 +131,7 @@ class StepEngine:
         """Its prompt was used now; what running answers take up, prompts cannot have."""
         if self.cache is not None:
             answers = self.cached - sum(other.context for other, _ in self.running.values())
-            self.cache.use(job.blocks, (self.limits.kv_tokens - answers) // BLOCK_TOKENS)
+            self.cache.use(job.blocks, (self.limits.kv_tokens - answers) // KV_BLOCK_TOKENS)
 
     def _begin(self, now: float) -> None:
         step = self.composed or self._compose()
@@ -192,7 +192,7 @@ class StepEngine:
             if job.context + 1 > room:
                 break
             if self.cache is not None and not self.partial:
-                self.partial = min(BLOCK_TOKENS * self.cache.hits(job.blocks), job.context - 1)
+                self.partial = min(KV_BLOCK_TOKENS * self.cache.hits(job.blocks), job.context - 1)
                 job.cached_tokens = max(job.cached_tokens, self.partial)
             chunk = min(budget, job.context - self.partial)
             pairs += chunk * (self.partial + chunk / 2)

@@ -41,7 +41,14 @@ def test_every_no_demand_reason_is_a_rejection_reason() -> None:
 
 @pytest.mark.parametrize("reason", RejectionReason)
 def test_only_lack_of_capacity_is_demand(reason: RejectionReason) -> None:
-    capacity = {"overloaded", "model_starting", "no_endpoint", "prefill_unavailable", "deadline_exceeded"}
+    capacity = {
+        "overloaded",
+        "model_starting",
+        "no_endpoint",
+        "prefill_unavailable",
+        "deadline_exceeded",
+        "adapters_busy",
+    }
     assert reason.is_demand == (reason.value in capacity)
 
 

@@ -148,7 +148,9 @@ def test_engine_scrape_between_events_shows_finished_steps() -> None:
             one, other = getattr(ours, name), getattr(theirs, name)
             assert one.counts == other.counts
             assert one.value_sum == pytest.approx(other.value_sum)
-        rest: dict[str, Any] = dict.fromkeys(("tpot_s", "ttft_s", "itl_s"))
+        for name in ("prefill_s", "decode_s"):
+            assert getattr(ours, name) == pytest.approx(getattr(theirs, name))
+        rest: dict[str, Any] = dict.fromkeys(("tpot_s", "ttft_s", "itl_s", "prefill_s", "decode_s"))
         assert replace(ours, **rest) == replace(theirs, **rest)
 
 

@@ -6,7 +6,7 @@ Facts from `tools/server` of its repository, and from a running server of build 
 - With `--parallel N` each slot has 1/N of `--ctx-size`, unless `--kv-unified` shares it. Without it there are 4 slots.
 - `/health` answers 503 until the model is loaded. SIGTERM ends running requests.
 - Prompt tokens and their time are counted when a prompt is done, output tokens and theirs when a request ends.
-- `n_decode_total` counts calls of `llama_decode`. Each computes one token of each decoding slot and prompt tokens of
+- `n_decode_total` counts calls of llama_decode. Each computes one token of each decoding slot and prompt tokens of
   others, at most `--batch-size` together; a batch that does not fit is tried again in halves (its sources).
   LLAMA_ARG_BATCH is not read.
 - Arguments have variables (`--parallel`: LLAMA_ARG_N_PARALLEL), which they override. That of a switch counts if it is

@@ -8,7 +8,7 @@ preempted, waiting sequences follow in order of arrival until budget, slots or b
 comes from another engine gets its blocks and waits for the transfer.
 
 A step uses at most `max_adapters` LoRA adapters. A waiting sequence of a further one is skipped, and those behind it
-are not (`Scheduler.schedule` of vLLM 0.32: `scheduled_loras`). So adapters with sequences in each step keep others out.
+are not (Scheduler.schedule of vLLM 0.32: scheduled_loras). So adapters with sequences in each step keep others out.
 """
 
 from __future__ import annotations
