@@ -90,11 +90,7 @@ def _in_time(attempt: Attempt) -> bool:
 
 @pytest.mark.parametrize(
     ("engine", "load", "seed"),
-    [
-        *(("sglang", "constant", seed) for seed in range(3)),
-        *(("sglang", "step", seed) for seed in range(2)),
-        *((engine, load, 0) for engine in ("llama-cpp", "tensorrt-llm") for load in LOADS),
-    ],
+    [("sglang", "constant", 0), ("sglang", "step", 0), ("llama-cpp", "step", 0), ("tensorrt-llm", "step", 0)],
 )
 def test_fleet_has_the_size_of_vllm(engine: str, load: str, seed: int) -> None:
     counted, derived = run("vllm", load, seed), run(engine, load, seed)
