@@ -1,4 +1,4 @@
-"""Engines that only their metrics page shows: which pods are asked, and what is proposed."""
+"""Engines that only their metrics page shows: which pods are read, and what is proposed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ GPU = {"limits": {"nvidia.com/gpu": "4"}}
 
 
 class Pods(FakeKube):
-    """Pods of one namespace, whose ports answer as told. asked: pod and port of each request."""
+    """Pods of one namespace, whose ports have these pages. requests: pod and port of each."""
 
     def __init__(self, pods: list[Object], pages: dict[tuple[str, int], bytes | Exception], *objects: Object) -> None:
         answers: Object = {PODS: {"items": pods}, **GROUPS}
         for one in objects:
             answers |= one
         super().__init__(answers)
-        self.pages, self.asked = pages, list[tuple[str, int]]()
+        self.pages, self.requests = pages, list[tuple[str, int]]()
 
     async def request_pod(self, namespace: str, pod: str, port: int, path: str, *_: Any, **limits: Any) -> bytes:
         assert (namespace, path, limits) == ("team", "metrics", {"timeout": TIMEOUT_S, "max_bytes": 1 << 20})
-        self.asked.append((pod, port))
+        self.requests.append((pod, port))
         found = self.pages.get((pod, port), BackendUnavailable("connection refused"))
         if isinstance(found, Exception):
             raise found
@@ -56,14 +56,14 @@ async def test_metrics_page_makes_a_manifest_with_its_port() -> None:
     assert "# StatefulSet team/own: port 9100 has a metrics page of vLLM, 2 pods\n" in text
     assert "metricsPort: 9100 of its metrics page" in text
     assert "engine: not known" not in text
-    assert kube.asked == [("own-0", 8080), ("own-0", 9100)], "one pod of each owner"
+    assert kube.requests == [("own-0", 8080), ("own-0", 9100)], "one pod of each owner"
 
 
 async def test_pages_are_read_only_where_the_user_asks() -> None:
     kube = Pods([running("own-0", owner("StatefulSet", "own"), 9100)], {("own-0", 9100): VLLM_PAGE})
     [text] = await documents(kube, "team")
     assert text.startswith("# no engine was found")
-    assert kube.asked == []
+    assert kube.requests == []
 
 
 async def test_only_other_running_pods_with_ports_are_asked() -> None:
@@ -79,7 +79,7 @@ async def test_only_other_running_pods_with_ports_are_asked() -> None:
     own["metadata"]["labels"] = {"plimsoll.dev/role": "serve"}
     kube = Pods([*pods, own], {})
     await kube.adopt()
-    assert kube.asked == []
+    assert kube.requests == []
 
 
 async def test_requests_are_bounded_and_pods_with_gpus_come_first() -> None:
@@ -87,9 +87,9 @@ async def test_requests_are_bounded_and_pods_with_gpus_come_first() -> None:
     pods[-1]["spec"]["containers"][0]["resources"] = GPU
     kube = Pods(pods, {})
     made = await kube.adopt()
-    assert len({name for name, _ in kube.asked}) == MAX_PODS
-    assert len(kube.asked) == MAX_PODS * MAX_PORTS
-    assert pods[-1]["metadata"]["name"] in {name for name, _ in kube.asked[: 4 * MAX_PORTS]}
+    assert len({name for name, _ in kube.requests}) == MAX_PODS
+    assert len(kube.requests) == MAX_PODS * MAX_PORTS
+    assert pods[-1]["metadata"]["name"] in {name for name, _ in kube.requests[: 4 * MAX_PORTS]}
     assert made == ["# metrics pages of 5 more workloads were not read: use -n\n"]
 
 

@@ -1,14 +1,18 @@
-"""Events about recommended counts that nobody but the fleet's owner sets: one per change, bounded, and named once."""
+"""Events about recommended counts that the fleet's owner sets: one per change, bounded, and never repeated."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
-from plimsoll.controllers.autoscale.recommendation_events import INTERVAL_SECONDS
+from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.controllers.autoscale.autoscaler import scaling_spec
+from plimsoll.controllers.autoscale.recommendation_events import INTERVAL_SECONDS, RecommendationEvents
 from tests.controllers.adopted_fleet import KEY, AdoptedFleet
+from tests.controllers.test_autoscale import NOW_S
 
 AUTO = {"spec.scaling.mode": "Auto"}
 
@@ -82,3 +86,28 @@ async def test_restart_does_not_repeat_the_event() -> None:
     fleet.start_operator()
     await fleet.run(60)
     assert messages(fleet) == before != []
+
+
+async def test_slow_api_server_has_one_event_of_a_tier_to_write() -> None:
+    fleet, begun, may_end = AdoptedFleet(rate=40.0), list[Event](), asyncio.Event()
+    await fleet.run(60)
+    state, spec = fleet.scaler._entries[KEY].service_state, scaling_spec(parse(fleet.object), NOW_S)
+
+    async def record(_: Any, event: Event) -> None:
+        begun.append(event)
+        await may_end.wait()
+
+    events = RecommendationEvents(record)
+
+    async def change(now_s: float) -> None:
+        events.update(fleet.object, state, spec, {}, None, now_s)
+        events.submit()
+        await asyncio.sleep(0)
+
+    for minute in range(3):
+        await change(INTERVAL_SECONDS * minute)
+    assert len(begun) == 1
+    may_end.set()
+    await events.finish()
+    await change(4 * INTERVAL_SECONDS)
+    assert len(begun) == 2

@@ -10,7 +10,7 @@ from plimsoll.adapters.kube_client import EVENTS, KubeClient
 from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, tier_health
-from plimsoll.controllers.reconcile.volume_problems import ASK_AGAIN_S, WAIT_S, with_volume_problems
+from plimsoll.controllers.reconcile.volume_problems import LIST_AGAIN_S, WAIT_S, with_volume_problems
 from plimsoll.core.errors import ClusterError, LeaseLost
 from tests import builders
 from tests.controllers.status_inputs import PARENT, tier
@@ -33,11 +33,11 @@ class FakeKube(KubeClient):
 
     def __init__(self, *events: Any, error: Exception | None = None) -> None:
         self._events, self._error = events, error
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def list(self, resource: Any, namespace: Any = None, *_: Any, fields: str = "", **__: Any) -> Any:
         assert (resource, namespace) == (EVENTS, "team")
-        self.asked.append(fields)
+        self.requests.append(fields)
         if self._error is not None:
             raise self._error
         return list(self._events), "1"
@@ -68,8 +68,8 @@ async def test_volume_that_is_missing_is_told_by_its_event(reason: str, message:
     waiting = pod()
     kube = FakeKube(event(reason, message, SCHEDULED))
     found, next_s = await ask(kube, waiting)
-    assert kube.asked == [f"involvedObject.uid={waiting['metadata']['uid']},type=Warning"]
-    assert next_s == ASK_AGAIN_S
+    assert kube.requests == [f"involvedObject.uid={waiting['metadata']['uid']},type=Warning"]
+    assert next_s == LIST_AGAIN_S
     health = tier_health(found, None)
     assert health.problem is ConditionReason.VOLUME_UNAVAILABLE
     words = " ".join(message.split())
@@ -90,9 +90,9 @@ async def test_newest_warning_about_a_volume_is_quoted() -> None:
 async def test_events_are_listed_only_for_pods_that_wait_long() -> None:
     kube = FakeKube(event("FailedMount", NO_SECRET, SCHEDULED))
     found, next_s = await ask(kube, pod(), now_s=NOW_S - 10.0)
-    assert (found.volume_problem, next_s, kube.asked) == (None, pytest.approx(10.0), [])
+    assert (found.volume_problem, next_s, kube.requests) == (None, pytest.approx(10.0), [])
     found, next_s = await ask(kube, pod(starts="True"))
-    assert (found.volume_problem, next_s, kube.asked) == (None, None, [])
+    assert (found.volume_problem, next_s, kube.requests) == (None, None, [])
 
 
 async def test_events_of_the_longest_waiting_pod_are_listed() -> None:
@@ -100,11 +100,11 @@ async def test_events_of_the_longest_waiting_pod_are_listed() -> None:
     older["metadata"]["uid"] = "older"
     kube = FakeKube()
     await ask(kube, pod(), older)
-    assert kube.asked == ["involvedObject.uid=older,type=Warning"]
+    assert kube.requests == ["involvedObject.uid=older,type=Warning"]
 
 
 async def test_unreadable_events_hide_no_status() -> None:
     found, next_s = await ask(FakeKube(error=ClusterError("events is forbidden")), pod())
-    assert (found.volume_problem, next_s) == (None, ASK_AGAIN_S)
+    assert (found.volume_problem, next_s) == (None, LIST_AGAIN_S)
     with pytest.raises(LeaseLost):
         await ask(FakeKube(error=LeaseLost("another operator leads")), pod())

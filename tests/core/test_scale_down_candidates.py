@@ -55,7 +55,7 @@ def test_cache_hits_decay_and_end_with_their_engine() -> None:
         hits.observe(EngineReading("a", at_s, "i", cached_prompt_tokens=counter))
         return hits.tokens
 
-    assert observe(0.0, 1e6) == 0.0, "nobody knows since when"
+    assert observe(0.0, 1e6) == 0.0, "the first reading tells no increase"
     assert observe(1.0, 1e6 + 100.0) == 100.0
     assert observe(0.5, 2e6) == 100.0, "an older reading"
     assert observe(2.0, None) == 100.0

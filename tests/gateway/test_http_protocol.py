@@ -16,7 +16,7 @@ class FakeTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
-        self.closed = False
+        self.closed = self.paused = False
 
     def close(self) -> None:
         self.closed = True
@@ -26,6 +26,12 @@ class FakeTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview[int]) -> None:
         self.written += bytes(data)
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
 
 
 CHECK_REQUEST = b"POST /check HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
@@ -60,6 +66,24 @@ async def test_http_protocol_responds_in_order_and_maps_error_to_500() -> None:
     await asyncio.sleep(0)
     statuses = [line.split(b" ")[1] for line in wire.written.split(b"\r\n") if line.startswith(b"HTTP/1.1")]
     assert statuses == [b"200", b"404", b"500", b"413"]
+
+
+async def test_http_protocol_reads_no_more_while_requests_wait_for_replies() -> None:
+    loop = asyncio.get_running_loop()
+    first, second = loop.create_future(), loop.create_future()
+    replies: list[Any] = [first, second, response(200)]
+    protocol, wire = HttpProtocol(lambda _: replies.pop(0), 1024, None), FakeTransport()
+    protocol.connection_made(wire)
+    protocol.data_received(CHECK_REQUEST)
+    assert not wire.paused, "a disconnect must be seen"
+    protocol.data_received(2 * CHECK_REQUEST)
+    assert wire.paused
+    first.set_result(response(200))
+    await asyncio.sleep(0)
+    assert wire.paused, "the third waits for the second"
+    second.set_result(response(200))
+    await asyncio.sleep(0)
+    assert (wire.paused, replies) == (False, [])
 
 
 async def parts(*found: bytes | Exception) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""What packages with a promise may import: a list of what is allowed, so that nothing new is let in by omission.
+"""What packages with a promise may import: a list of what is allowed, so that nothing new is allowed by omission.
 
 Which layer may import which is in `[tool.importlinter]` of `pyproject.toml`.
 """

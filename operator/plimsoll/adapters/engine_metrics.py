@@ -8,7 +8,7 @@ are parsed. Label sets (ranks of one engine) are summed. A signal that no metric
 have a signal, the first one on the page counts.
 
 A page of 1 MiB can cost 100 to 240 ms. It is parsed in pieces, between which the event loop runs, so one engine's page
-delays nothing else. An ordinary page has 100 KB and costs 1 ms: less than the switch to a thread and back would add.
+delays nothing else. An ordinary page has 100 KB and costs 1 ms.
 
 iteration_tokens_total of vLLM included cached prompt tokens until mid-2026. Computed tokens are therefore the sum of
 computed prompt tokens and generated tokens, which is the same in later releases. The tokens of all steps are used only

@@ -126,8 +126,8 @@ async def documents(kube: KubeClient, namespace: str | None, *, reads_pages: boo
         fleet.pods.append(pod)
     made = [manifest_of(fleet) for _, fleet in sorted(fleets.items())]
     unread = []
-    if found.unasked:
-        unread.append(_comments([f"metrics pages of {found.unasked} more workloads were not read: use -n"]))
+    if found.unread:
+        unread.append(_comments([f"metrics pages of {found.unread} more workloads were not read: use -n"]))
     return [*made, *others.values(), *unread] or [f"# no engine was found in {place}: {_SIGNS}\n"]
 
 
@@ -182,8 +182,8 @@ def manifest_of(fleet: Fleet) -> str:
         group = [one for each in _group(fleet.pods, pod) for one in each["spec"].get("containers", ())]
         gpus = max(1, sum(_gpus(one) for one in group))
         gpu_note = f"gpus: {gpus} of all pods of a group; podSelector: the leaders, which have the API server"
-    if adopt_platforms.is_kubeai_model(fleet.owner):
-        target["podSelector"] = adopt_platforms.kubeai_selector(fleet.owner)
+    if (selector := adopt_platforms.pod_selector(fleet.owner)) is not None:
+        target["podSelector"] = selector
     replicas = int(fleet.owner.get("spec", {}).get("replicas", 1) or 0)
     target |= {"minReplicas": 1, "maxReplicas": max(2, 2 * replicas), "gpus": gpus}
     notes += [

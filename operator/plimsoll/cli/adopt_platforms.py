@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.controllers.replicas_owner import is_kubeai_model, is_scaled_by_kubeai
 from plimsoll.core.errors import ClusterError
 
 KubeObject = dict[str, Any]
@@ -78,25 +79,25 @@ def missing_scale_hint(kind: str) -> str:
     return _RAY_HINT if kind in _RAY_KINDS else ""
 
 
-def is_kubeai_model(owner: KubeObject) -> bool:
-    """Whether an object is KubeAI's Model."""
-    return owner["kind"] == "Model" and str(owner["apiVersion"]).startswith("kubeai.org/")
-
-
-def kubeai_selector(owner: KubeObject) -> str:
-    """The selector of the pods of KubeAI's Model, whose scale names none."""
-    return f"model={owner['metadata']['name']}"
+def pod_selector(owner: KubeObject) -> str | None:
+    """The selector of the pods of KubeAI's Model, whose scale names none; None for other objects."""
+    return f"model={owner['metadata']['name']}" if _is_kubeai_model(owner) else None
 
 
 def writer_note(owner: KubeObject) -> str | None:
     """Who else writes the count of a platform's object, as a comment; None if the platform says nothing of it."""
     if owner["kind"] == ADAPTER_KIND:
         return "Dynamo's planner writes the adapter too, where it runs: keep mode Recommend, or stop it first"
-    if is_kubeai_model(owner):
-        if owner.get("spec", {}).get("autoscalingDisabled") is True:
-            return "KubeAI's autoscaler is off (spec.autoscalingDisabled), so that Plimsoll may set the replicas"
-        return "KubeAI's autoscaler sets its replicas: keep mode Recommend, or set its spec.autoscalingDisabled to true"
+    if _is_kubeai_model(owner):
+        if is_scaled_by_kubeai(owner):
+            remedy = "keep mode Recommend, or set its spec.autoscalingDisabled to true"
+            return f"KubeAI's autoscaler sets its replicas: {remedy}"
+        return "KubeAI's autoscaler is off (spec.autoscalingDisabled), so that Plimsoll may set the replicas"
     return None
+
+
+def _is_kubeai_model(owner: KubeObject) -> bool:
+    return is_kubeai_model(str(owner["apiVersion"]), owner["kind"])
 
 
 def _labels(pod: KubeObject) -> KubeObject:

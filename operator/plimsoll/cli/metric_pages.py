@@ -3,9 +3,9 @@
 Problem: an image of one's own, started by a script, says nothing of the engine in it. Its metrics page does, but each
 page is a request to a program that may be anything.
 
-Idea: only declared container ports are asked, of one pod per owner, those with GPUs first, in bounded number, size and
+Idea: only declared container ports are read, of one pod per owner, those with GPUs first, in bounded number, size and
 time. A page with metrics of a known engine's prefix shows the engine and the port. Reading needs `get` on `pods/proxy`
-and touches programs of others, so the user asks for it (`adopt --metrics-pages`).
+and touches programs of others, so it needs the option `adopt --metrics-pages`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class MetricsPage:
 
 @dataclass(frozen=True)
 class FoundPages:
-    """Pages by the owner of their pod. unasked: owners whose pods were not asked, because there were too many."""
+    """Pages by the owner of their pod. unread: owners whose pods were not read, because there were too many."""
 
     pages: dict[OwnerKey, MetricsPage]
-    unasked: int = 0
+    unread: int = 0
 
 
 def owner_key(pod: KubeObject) -> OwnerKey:
@@ -79,10 +79,10 @@ async def find_pages(kube: KubeClient, pods: Iterable[KubeObject]) -> FoundPages
         async with turns:
             return await _page_of(kube, pod)
 
-    asked = ordered[:MAX_PODS]
-    found = await asyncio.gather(*(read(pod) for _, pod in asked))
-    pages = {key: page for (key, _), page in zip(asked, found, strict=True) if page is not None}
-    return FoundPages(pages, len(ordered) - len(asked))
+    chosen = ordered[:MAX_PODS]
+    found = await asyncio.gather(*(read(pod) for _, pod in chosen))
+    pages = {key: page for (key, _), page in zip(chosen, found, strict=True) if page is not None}
+    return FoundPages(pages, len(ordered) - len(chosen))
 
 
 async def _page_of(kube: KubeClient, pod: KubeObject) -> MetricsPage | None:

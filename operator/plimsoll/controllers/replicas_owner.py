@@ -27,6 +27,16 @@ def describe_owner(owner: str) -> str:
     return f"{owner} (a HorizontalPodAutoscaler)" if owner == CONTROLLER_MANAGER else owner
 
 
+def is_kubeai_model(api_version: str, kind: str) -> bool:
+    """Whether this is KubeAI's Model, whose own controller may set its replica count."""
+    return kind == "Model" and api_version.partition("/")[0] == "kubeai.org"
+
+
+def is_scaled_by_kubeai(model: Object) -> bool:
+    """Whether KubeAI's autoscaler sets the count of its Model."""
+    return (model.get("spec") or {}).get("autoscalingDisabled") is not True
+
+
 def replicas_set_by(workload: Object) -> str | None:
     """The field manager that ordered the count; None if Plimsoll did, or if it is unknown.
 

@@ -72,6 +72,11 @@ class HttpParser:
             if self._head_bytes >= MAX_HEAD_BYTES:
                 self._error = self._error or HttpParseError(431, "the request head exceeds the limit")
 
+    @property
+    def has_complete(self) -> bool:
+        """Whether `next` has a request."""
+        return bool(self._complete)
+
     def close(self) -> None:
         """Ends parsing when the connection has ended: httptools' parser and this one refer to each other until then."""
         del self._parser

@@ -40,6 +40,7 @@ class HttpProtocol(asyncio.Protocol):
         self._idle_seconds = idle_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._pending_reply: asyncio.Future[bytes] | None = None
+        self._is_paused = False
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -60,6 +61,17 @@ class HttpProtocol(asyncio.Protocol):
         self._restart_idle_timer()
         if self._pending_reply is None:
             self._handle_requests()
+        self._pause_reading()
+
+    def _pause_reading(self) -> None:
+        """Read no more while a complete request waits for the reply to an earlier one, so that few can wait.
+
+        Otherwise reading goes on, because the end of the connection cancels a pending reply.
+        """
+        is_paused = self._pending_reply is not None and self._parser.has_complete
+        if is_paused is not self._is_paused:
+            self._is_paused = is_paused
+            (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
 
     def _restart_idle_timer(self) -> None:
         if self._idle_seconds is None:
@@ -109,3 +121,4 @@ class HttpProtocol(asyncio.Protocol):
             log.error("a pending reply failed", exc_info=error)
         self._transport.write(response(500) if error is not None else pending.result())
         self._handle_requests()
+        self._pause_reading()

@@ -4,8 +4,9 @@ Problem: without a write there is no scale Event, so that a changed recommendati
 the capacity of a count changes it many times.
 
 Idea: an Event announces a count that differs from the one announced before, at most one per tier in INTERVAL_SECONDS.
-What changes in between is announced at the end of the interval, if it still differs. The first count is compared with
-the present one, so a recommendation that agrees with the fleet has no Event.
+What changes in between is announced at the end of the interval, if it still differs. So is what changes while an Event
+of the tier is not written yet: a slow API server has one Event per tier to write. The first count is compared with the
+present one, so a recommendation that agrees with the fleet has no Event.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ def recommended_event(tier: str, decision: TierDecision, before: int, other_writ
 
 
 class RecommendationEvents:
-    """Writes the Events beside the ticks, at most MAX_WRITES at once."""
+    """Writes the Events outside the ticks, at most MAX_WRITES at once."""
 
     def __init__(self, record_event: RecordEvent) -> None:
         self._record_event = record_event
-        self._due: list[tuple[Object, Event]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._due: list[tuple[Object, str, Event]] = []  # service, tier
+        self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}  # by service and tier
         self._slots = asyncio.Semaphore(MAX_WRITES)
 
     def update(
@@ -87,37 +88,44 @@ class RecommendationEvents:
             return
         if state.last_decision is None:
             return
+        key = key_of(service_object)
         for tier, decision in state.last_decision.decision.tiers.items():
-            if decision.recommended is None or decision.previous_replicas is None or decision.is_held:
+            if (
+                (key, tier) in self._tasks
+                or decision.recommended is None
+                or decision.previous_replicas is None
+                or decision.is_held
+            ):
                 continue
             before = announced.setdefault(tier, AnnouncedCount(decision.previous_replicas, float("-inf")))
             if decision.recommended == before.replicas or 0.0 <= now_s - before.at_s < INTERVAL_SECONDS:
                 continue
             announced[tier] = AnnouncedCount(decision.recommended, now_s)
             event = recommended_event(tier, decision, before.replicas, other_writer, now_s)
-            self._due.append((service_object, event))
+            self._due.append((service_object, tier, event))
 
     def submit(self) -> None:
         """Start to write the Events of this tick."""
-        for service_object, event in self._due:
-            task = asyncio.create_task(self._write(service_object, event))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        for service_object, tier, event in self._due:
+            key = key_of(service_object)
+            self._tasks[key, tier] = asyncio.create_task(self._write(key, tier, service_object, event))
         self._due.clear()
 
     async def finish(self) -> None:
         """Wait for the writes under way."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def cancel(self) -> None:
         """Cancel the writes under way, since this process no longer leads."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
+        self._tasks.clear()
 
-    async def _write(self, service_object: Object, event: Event) -> None:
-        key: Key = key_of(service_object)
-        async with self._slots:
-            try:
+    async def _write(self, key: Key, tier: str, service_object: Object, event: Event) -> None:
+        try:
+            async with self._slots:
                 await self._record_event(service_object, event)
-            except ClusterError as error:
-                log.warning(key, "the Event of a recommendation cannot be written", error=str(error))
+        except ClusterError as error:
+            log.warning(key, "the Event of a recommendation cannot be written", error=str(error))
+        finally:
+            self._tasks.pop((key, tier), None)

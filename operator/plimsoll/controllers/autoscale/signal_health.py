@@ -59,7 +59,7 @@ class HealthReport(NamedTuple):
     prometheus_only_tiers: tiers with an engine whose metrics are known from Prometheus only. partial: which gateways or
     engines do not report while others do; "" if there are none. bypassing: requests in engines while no gateway sends
     one, for BYPASS_SECONDS; 0 otherwise. other_writer: who else sets the count of a target, None if no other writer
-    does. contested: who sets the counts of tiers beside Plimsoll; "" if no other client does. unselected: tiers whose
+    does. contested: who else sets the counts of tiers; "" if no other client does. unselected: tiers whose
     workload counts pods while none has the labels by which engines are found, with these counts.
     target_metrics_port: of a target's engines, which report the demand; None for tiers.
     """

@@ -25,7 +25,7 @@ Object = dict[str, Any]
 
 # A volume that moves from a pod on another node is late by some seconds, which the attach controller warns of.
 WAIT_S: Final = 30.0
-ASK_AGAIN_S: Final = 30.0
+LIST_AGAIN_S: Final = 30.0
 _VOLUME_REASONS: Final = frozenset({"FailedAttachVolume", "FailedMount", "FailedMapVolume"})
 _TIMES: Final = (("lastTimestamp",), ("series", "lastObservedTime"), ("eventTime",), ("metadata", "creationTimestamp"))
 
@@ -33,7 +33,7 @@ _TIMES: Final = (("lastTimestamp",), ("series", "lastObservedTime"), ("eventTime
 async def with_volume_problems(
     kube: KubeClient, namespace: str, tiers: Iterable[TierStatusInputs], now_s: float
 ) -> tuple[tuple[TierStatusInputs, ...], float | None]:
-    """The tiers with what keeps the volumes of their longest waiting pod, and the seconds until the next question.
+    """The tiers with what keeps the volumes of their longest waiting pod, and the seconds until the next list.
 
     The seconds are None if no pod waits. Events that cannot be read are no problem of the service.
     """
@@ -43,7 +43,7 @@ async def with_volume_problems(
         if waiting:
             since_s, pod = min(waiting, key=lambda one: (one[0], one[1]["metadata"]["name"]))
             left_s = since_s + WAIT_S - now_s
-            next_s = min(next_s, left_s if left_s > 0.0 else ASK_AGAIN_S)
+            next_s = min(next_s, left_s if left_s > 0.0 else LIST_AGAIN_S)
             if left_s <= 0.0:
                 tier = replace(tier, volume_problem=await _volume_problem(kube, namespace, pod))
         found.append(tier)

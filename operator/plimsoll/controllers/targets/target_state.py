@@ -22,7 +22,13 @@ from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.v1alpha1 import EngineTarget, ScaleTargetRef
 from plimsoll.controllers.object_cache import resource_version
-from plimsoll.controllers.replicas_owner import CONTROLLER_MANAGER, UNNAMED_CLIENT, replicas_owners
+from plimsoll.controllers.replicas_owner import (
+    CONTROLLER_MANAGER,
+    UNNAMED_CLIENT,
+    is_kubeai_model,
+    is_scaled_by_kubeai,
+    replicas_owners,
+)
 
 Object = dict[str, Any]
 
@@ -110,8 +116,7 @@ def autoscaler_of(ref: ScaleTargetRef, autoscalers: Iterable[Object]) -> OtherWr
 
 def built_in_autoscaler(ref: ScaleTargetRef, obj: Object) -> OtherWriter | None:
     """The autoscaler that a kind has in its own controller; None without one that is on. obj: the target."""
-    is_model = (_group(ref.api_version), ref.kind) == ("kubeai.org", "Model")
-    if not is_model or value_at(obj, "spec", "autoscalingDisabled") is True:
+    if not is_kubeai_model(ref.api_version, ref.kind) or not is_scaled_by_kubeai(obj):
         return None
     return OtherWriter(
         WriterCause.AUTOSCALER, "KubeAI's autoscaler (spec.autoscalingDisabled of the Model is not true)"

@@ -1,7 +1,7 @@
 """The LoRA adapters that have requests at each engine of one service, and whose turn it is where there are too many.
 
 Problem: a batch of vLLM takes at most `max_adapters` adapters (`--max-loras`). While these have requests, it starts
-none of another adapter: such a request waits in the engine for minutes, whatever the gateway predicted.
+none of another adapter: such a request waits in the engine, whatever the gateway predicted.
 
 Idea: an engine has `max_adapters` places. An adapter holds one while it has requests there, and no request goes to an
 engine where its adapter has no place and none is free. An adapter without any place waits. Once another one has held

@@ -75,7 +75,8 @@ class MeanLengths:
             requests = tokens.requests
         if tokens is None or requests < _MIN_REQUESTS or tokens.prompt <= 0.0 or tokens.output <= 0.0:
             return Unavailable(
-                f"request lengths are unknown: fewer than {_MIN_REQUESTS:.0f} requests have completed in some minutes"
+                f"request lengths are unknown: fewer than {_MIN_REQUESTS:.0f} requests have completed in the last"
+                f" {_MEMORY_S:.0f} s"
             )
         prompt = tokens.prompt / requests
         means = tuple(max(1.0, mean) for mean in (prompt * (1.0 - cached_share), tokens.output / requests))
