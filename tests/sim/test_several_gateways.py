@@ -39,7 +39,7 @@ def endings(done: sim_harness.FinishedRun) -> list[tuple[object, ...]]:
 def test_several_gateways_admit_as_one(gateways: int) -> None:
     admission = run_behind(1).world.gateways[0].admission
     assert admission is not None
-    assert admission.pool.cost_model.batch == SLOTS
+    assert admission.cost_model.batch == SLOTS
     assert Counter(one.outcome for one in run_behind(1).attempts)[AttemptOutcome.SHED] > 5, "it is at its capacity"
     assert endings(run_behind(gateways)) == endings(run_behind(1))
 

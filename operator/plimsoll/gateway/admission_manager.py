@@ -17,18 +17,18 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from plimsoll.core.admission.adapter_slots import AdapterSlots
+from plimsoll.core.admission.admission_driver import usable_replicas
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.prefix_tokens import PrefixTokens
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionRequest
 from plimsoll.core.admission.token_estimator import TokenEstimator
-from plimsoll.core.routing.picker import eligible
 from plimsoll.core.types import Role
 from plimsoll.gateway.adapters import not_loaded_at
 from plimsoll.gateway.admission_policy import AdmissionPolicy
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.inflight import InFlightTracker
 from plimsoll.gateway.request_context import RequestContext
-from plimsoll.gateway.service_admission import ForwardedRequest, ServiceAdmission, slots_by_endpoint
+from plimsoll.gateway.service_admission import ForwardedRequest, ServiceAdmission
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class AdmissionManager:
     def tick(self, now: float, unix: float) -> None:
         """Update all services. Call this every second, and `release` for every service next."""
         for key, admission in list(self.services.items()):
-            self._isolate_errors(key, admission.tick, now, unix)
+            self._isolate_errors(key, admission.tick, now, now - unix)
 
     def has_reservation(self, ctx: RequestContext, now: float) -> bool:
         """Whether the request has a retry reservation at its target service."""
@@ -265,7 +265,7 @@ class AdmissionManager:
         elif not policy.has_cost_model:
             return  # the cost model is still for the previous classes; keep the previous `ServiceAdmission`
         elif admission is not None and admission.is_compatible(policy):
-            admission.update_policy(policy, now, unix)
+            admission.update_policy(policy, now, now - unix)
         else:
             self._remove(service.key)
             replacement = self.services[service.key] = self._create(service.key, policy, now, unix)
@@ -277,7 +277,7 @@ class AdmissionManager:
     def _create(self, key: str, policy: AdmissionPolicy, now: float, unix: float) -> ServiceAdmission:
         estimators = self._token_estimators.setdefault(key, defaultdict(TokenEstimator))
         admission = ServiceAdmission(key, policy, self._gateway, estimators, now, lambda key: self.gateways(key))
-        admission.tick(now, unix)
+        admission.tick(now, now - unix)
         return admission
 
     def _remove(self, key: str) -> None:
@@ -287,20 +287,13 @@ class AdmissionManager:
 
     def _update_service_replicas(self, key: str, now: float) -> bool:
         assert self._catalog is not None
-        admission, service, loads = self.services[key], self._catalog.services[key], self._inflight.loads
-        routable = [e for e in service.endpoints if e.routable and e.role is not Role.PREFILL]
-        healthy = {e.address for e in eligible(routable, loads)}
-        external = {e.address: self._inflight.external_inflight(e.address) for e in routable}
-        revisions = {e.revision for e in routable if e.role is Role.DECODE}
-        prefill_endpoints = (e for e in service.endpoints if e.role is Role.PREFILL and e.revision in revisions)
-        prefills = frozenset(e.address for e in eligible(prefill_endpoints, loads))
-        admission.set_adapters(not_loaded_at(service.adapters.values(), routable))
-        return admission.set_replicas(
-            slots_by_endpoint(admission.slot_limit, external, external.keys() - healthy),
-            prefills,
-            self._forwarded_to(key),
-            now,
+        admission, endpoints = self.services[key], self._catalog.services[key].endpoints
+        routable = [e for e in endpoints if e.routable and e.role is not Role.PREFILL]
+        admission.set_adapters(not_loaded_at(self._catalog.services[key].adapters.values(), routable))
+        slots, prefills = usable_replicas(
+            endpoints, self._inflight.loads, admission.slot_limit, self._inflight.external_inflight
         )
+        return admission.set_replicas(slots, prefills, self._forwarded_to(key), now)
 
     def _forwarded_to(self, key: str) -> Iterator[ForwardedRequest]:
         return (forwarded for forwarded in self._forwarded.values() if forwarded.target_service == key)

@@ -20,7 +20,7 @@ from typing import Any
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import UNKNOWN_GPU_RESOURCE, InferenceService, parse
 from plimsoll.core import codec
-from plimsoll.core.admission.cost_model import DEFAULT_CLASS, ClassPolicy
+from plimsoll.core.admission.cost_model import ClassPolicy, default_class
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.admission.request_limits import RequestLimits
@@ -75,8 +75,9 @@ class AdmissionPolicy:
     @cached_property
     def default_class(self) -> ClassPolicy:
         """The class of requests that name none: `default`, else the class with the lowest priority."""
-        named_default = (c for c in self.classes if c.name == DEFAULT_CLASS)
-        return next(named_default, None) or min(self.classes, key=lambda c: c.priority)
+        found = default_class(self.classes)
+        assert found is not None  # a policy has at least one class
+        return found
 
     def class_of(self, name: bytes) -> ClassPolicy:
         """Returns the class that a request's header names, by its own name or an objective's, else the default."""

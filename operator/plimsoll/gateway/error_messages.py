@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.quota import TenantPolicy
-from plimsoll.core.admission.request import MAX_REQUEST_TOKENS, AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.request import (
+    MAX_REQUEST_TOKENS,
+    REASON_BY_OUTCOME,
+    AdmissionDecision,
+    AdmissionOutcome,
+)
 from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, NO_RETRY, UNKNOWN_TIME, RetryAdvice, advise_retry
 from plimsoll.core.types import Task
 from plimsoll.core.units import format_number
@@ -36,13 +41,7 @@ class Availability:
     needs_certificate: bool = False
 
 
-_REASON_BY_OUTCOME = {
-    AdmissionOutcome.SHED_SATURATED: RejectionReason.OVERLOADED,
-    AdmissionOutcome.SHED_ADAPTERS: RejectionReason.ADAPTERS_BUSY,
-    AdmissionOutcome.SHED_STARTING: RejectionReason.MODEL_STARTING,
-    AdmissionOutcome.SHED_DEADLINE: RejectionReason.DEADLINE,
-    AdmissionOutcome.SHED_NO_CAPACITY: RejectionReason.NO_ENDPOINT,
-}
+_REASON_BY_OUTCOME = {outcome: RejectionReason(reason) for outcome, reason in REASON_BY_OUTCOME.items()}
 
 
 def admission_rejection(

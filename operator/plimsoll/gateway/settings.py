@@ -12,10 +12,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from plimsoll.core.admission.request import MAX_QUEUE_S
 from plimsoll.gateway.jwt_issuers import JwtIssuer, parse_issuers
 
 SOURCE_GROUPS = 8  # of source addresses; each takes 1 MB of Envoy, and fetches the keys of JWT issuers for itself
-MAX_QUEUE_SECONDS = 120.0  # upper bound on the `maxQueueTime` of every class
 
 
 class ApiKeyMode(StrEnum):
@@ -69,7 +69,7 @@ class PickerSettings:
     headers_timeout_seconds: float = 10.0
     body_timeout_seconds: float = 60.0  # 8 MiB at 1.1 Mbit/s
     idle_timeout_seconds: float = 600.0  # without a byte in either direction; the longest generation
-    pick_timeout_seconds: float = MAX_QUEUE_SECONDS + 30.0  # the health check detects a hung picker sooner
+    pick_timeout_seconds: float = MAX_QUEUE_S + 30.0  # the health check detects a hung picker sooner
     poll_seconds: float = 2.0  # between two polls of Envoy's state
     api_keys: ApiKeyMode = ApiKeyMode.DISABLED
     trust_identity_headers: bool = False  # a trusted proxy sets the next two headers, or removes them

@@ -47,6 +47,7 @@ class Attempt:
     for a retry with its own time. max_tokens: the client's limit, None without one. was_queued: whether the gateway
     queued it. retry_after_s: `Retry-After` of its rejection. reservation_s: time of the retry reservation from the
     first attempt's rejection, None without one. honours_retry_after: whether its client follows `Retry-After`.
+    registered_late: it ran before its gateway had limits.
     """
 
     id: int
@@ -68,7 +69,7 @@ class Attempt:
     retry_after_s: int | None = None
     reservation_s: float | None = None
     honours_retry_after: bool = False
-    is_registered_running: bool = False
+    registered_late: bool = False
 
     @property
     def ttft_s(self) -> float | None:

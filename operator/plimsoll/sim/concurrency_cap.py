@@ -18,10 +18,10 @@ from typing import Protocol, runtime_checkable
 
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.quota import TenantPolicy
-from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.request import MAX_QUEUE_S, AdmissionDecision, AdmissionOutcome
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import Attempt, TraceRequest
-from plimsoll.sim.gateway import MAX_QUEUE_S, SimulatedGateway
+from plimsoll.sim.gateway import SimulatedGateway
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""One gateway of the simulated fleet: the real admission controller (`core.admission`), driven as the gateway drives
-it.
+"""One gateway of the simulated fleet: the gateway's own admission (`core.admission.admission_driver`), driven by
+attempts.
 
 Problem: the core decides, but the gateway determines what it knows, when, and what it learns from a completed response.
 Half of admission control's errors are there.
 
-Idea: make the calls of `plimsoll.gateway` in the same order: submit, queue, release when a request has ended or a limit
-has changed and at wake-ups, and one tick per second. Response tokens are estimated from bytes, here one per token.
-Without admission control, the request goes to the engine with the fewest requests in flight, as in the picker. Retries
-are marked as such: a request that was rejected here before, or has a retry reservation, is not new demand.
+Idea: what the gateway does for a service is the same code. This module adds what differs: response tokens are estimated
+from bytes, here one per token, and counts go to the operator without HTTP. Without admission control, the request goes
+to the engine with the fewest requests in flight, as in the picker. Retries are marked as such: a request that was
+rejected here before, or has a retry reservation, is not new demand.
 
 With several gateways, one owns the service and decides for all of them, with all slots of each engine. It counts
 arrivals and rejections. The gateway that carries a request counts its end. The owner can always be reached here, so no
@@ -18,39 +18,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 from plimsoll.core import histogram
 from plimsoll.core.admission import first_token_reports
-from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
-from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
-from plimsoll.core.admission.controller import AdmissionController
-from plimsoll.core.admission.cost_model import DEFAULT_CLASS, ClassPolicy
+from plimsoll.core.admission.admission_driver import AdmissionDriver, usable_replicas
+from plimsoll.core.admission.cost_model import ClassPolicy, default_class
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.quota import TenantPolicy
-from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
+from plimsoll.core.admission.request import (
+    REASON_BY_OUTCOME,
+    AdmissionDecision,
+    AdmissionOutcome,
+    AdmissionRequest,
+)
 from plimsoll.core.admission.retry_detection import RecentRejections
 from plimsoll.core.admission.token_estimator import TokenEstimator
 from plimsoll.core.ports import BucketCounts, ServiceReading
 from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad, Prompt
 from plimsoll.core.routing.picker import EndpointIndex
-from plimsoll.core.types import KV_BLOCK_TOKENS, Role
+from plimsoll.core.types import KV_BLOCK_TOKENS
 from plimsoll.sim.attempt import Attempt
 
-MAX_QUEUE_S: Final = 120.0
 _HASH_SPACE: Final = 2**64
-_REASONS: Final = {
-    AdmissionOutcome.DOWNGRADED: "downgraded",
-    AdmissionOutcome.SHED_SATURATED: "overloaded",
-    AdmissionOutcome.SHED_ADAPTERS: "adapters_busy",
-    AdmissionOutcome.SHED_STARTING: "model_starting",
-    AdmissionOutcome.SHED_QUOTA: "quota_exceeded",
-    AdmissionOutcome.SHED_DEADLINE: "deadline_exceeded",
-    AdmissionOutcome.SHED_NO_CAPACITY: "no_endpoint",
-}
 
 
 class SimulatedGateway:
@@ -71,23 +64,19 @@ class SimulatedGateway:
         max_adapters: int = 0,
     ) -> None:
         self.name = name
-        self.admission: AdmissionController | None = None
+        self.admission: AdmissionDriver[Attempt, Attempt] | None = None
         self.queued: dict[str, Attempt] = {}
         self.running: dict[str, Attempt] = {}
-        self.published: AdmissionLimits | None = None
-        self._classes, self._tenants, self._max_queued, self._epoch_s = classes, tenants, max_queued, epoch_s
+        self._classes, self._tenants, self._max_queued, self._clock_offset_s = classes, tenants, max_queued, -epoch_s
         self._fallback, self._max_adapters = fallback, max_adapters
         self._class_names = {one.name for one in classes}
-        self._default = default_class(classes)
+        default = default_class(classes)
+        self._default = "" if default is None else default.name
         self._endpoints: list[Endpoint] = []
         self._loads: dict[str, EndpointLoad] = {}
         self._carried: Counter[str] = Counter()  # requests in flight through this gateway, by address
         self._endpoint_index = EndpointIndex((), self._loads)
         self._pick_count = 0
-        self._caps: dict[str, int] = {}
-        self._prefills: frozenset[str] = frozenset()
-        self._arrival_estimator = ArrivalEstimator(0.0)
-        self._queue_timeouts: list[str] = []
         self._token_estimator = TokenEstimator()
         self._arrived = self._arrived_tokens = self._retried = self._succeeded = self._failed = 0
         self._recent_rejections = RecentRejections()
@@ -101,28 +90,31 @@ class SimulatedGateway:
     @property
     def wake_s(self) -> float:
         """When `release` must be called even without an event."""
-        return math.inf if self.admission is None or not self.queued else self.admission.wake_at_s
+        return math.inf if self.admission is None else self.admission.wake_at_s()
 
     # ---------------------------------------------------------------- configuration
 
     def publish(self, published: AdmissionLimits | None, now_s: float) -> list[Attempt]:
         """Apply the operator's published limits. Returns the queued requests if admission control was disabled."""
-        before, self.published = self.published, self._with_all_slots(published)
         if published is None or published.cost_model is None:
             stranded, self.queued, self.admission = list(self.queued.values()), {}, None
             return stranded
         if self.admission is None:
-            self.admission = AdmissionController(self._classes, published.cost_model, self._tenants)
-            self.admission.pool.adapters.configure(self._max_adapters, {})
-            self._caps, self._arrival_estimator = {}, ArrivalEstimator(now_s)
-            self.tick(now_s)
-        else:
-            limits_changed = before is None or before.cost_model != published.cost_model
-            self.admission.tick(
-                now_s, self._capacity_announcement(now_s), published.cost_model if limits_changed else None
+            self.admission = AdmissionDriver(
+                self.name,
+                self._classes,
+                self._tenants,
+                published,
+                self._max_queued,
+                now_s,
+                queued_request=self._admission_request,
+                sent_request=self._admission_request,
             )
-            if limits_changed:
-                self._caps = {}
+            self.admission.controller.pool.adapters.configure(self._max_adapters, {})
+            self.admission.tick(now_s, self._clock_offset_s)
+            self.queued = self.admission.queued
+        else:
+            self.admission.update_limits(published, now_s, self._clock_offset_s)
         self._update_replicas(now_s)
         return []
 
@@ -139,13 +131,8 @@ class SimulatedGateway:
 
     def tick(self, now_s: float) -> None:
         """Update once per second; call `release` next."""
-        if self.admission is None:
-            return
-        self._arrival_estimator.update(self.admission.offered_work_s, now_s)
-        self.admission.tick(now_s, self._capacity_announcement(now_s))
-        self._queue_timeouts = [
-            key for key, one in self.queued.items() if now_s - one.trace_request.at_s >= MAX_QUEUE_S
-        ]
+        if self.admission is not None:
+            self.admission.tick(now_s, self._clock_offset_s)
 
     # ---------------------------------------------------------------- requests
 
@@ -164,30 +151,17 @@ class SimulatedGateway:
     def _decide(self, attempt: Attempt, is_retry: bool, now_s: float) -> AdmissionDecision | None:
         if self.admission is None:
             return None
-        request = self._admission_request(attempt)
         if is_retry:
-            request = attempt.request = replace(request, is_retry=True)
-        decision = self.admission.submit(request, now_s)
+            attempt.request = replace(self._admission_request(attempt), is_retry=True)
+        decision = self.admission.submit(attempt, now_s)
         if decision.outcome is AdmissionOutcome.QUEUED:
-            if len(self.queued) >= self._max_queued:
-                self.admission.cancel(request.id, now_s)
-                return self.admission.reject(request, now_s)
-            self.queued[request.id] = attempt
             attempt.was_queued = True
             self._outcomes[AdmissionOutcome.QUEUED] += 1
         return decision
 
-    def release(self, now_s: float) -> list[tuple[Attempt, AdmissionDecision | None]]:
+    def release(self, now_s: float) -> Sequence[tuple[Attempt, AdmissionDecision | None]]:
         """Return queued requests with their decisions."""
-        if self.admission is None or not self.queued:
-            return []
-        decisions = self.admission.release(now_s)
-        overdue, self._queue_timeouts = self._queue_timeouts, []
-        for key in overdue:
-            if key in self.queued:
-                self.admission.cancel(key, now_s)
-                decisions.append(self.admission.reject(self._admission_request(self.queued[key]), now_s))
-        return [(self.queued.pop(one.request_id), one) for one in decisions]
+        return self.admission.release(now_s) if self.admission is not None and self.queued else ()
 
     def choose_endpoints(self, attempt: Attempt, decision: AdmissionDecision | None) -> tuple[str, str]:
         """Return the addresses of the request's engine and of its prefill engine; "" for none."""
@@ -218,16 +192,17 @@ class SimulatedGateway:
         """Record that the request was rejected, or goes to the fallback. Returns the reason in the
         gateway's response.
         """
-        reason = _REASONS[decision.outcome]
+        self._outcomes[decision.outcome] += 1
+        if decision.outcome is AdmissionOutcome.DOWNGRADED:
+            return "downgraded"
+        reason = REASON_BY_OUTCOME[decision.outcome]
         if (
             decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY
             and self.admission is not None
-            and self.admission.pool.replicas
+            and self.admission.exceeded_model(attempt) is not None
         ):
             reason = "request_too_large"
-        self._outcomes[decision.outcome] += 1
-        if decision.outcome is not AdmissionOutcome.DOWNGRADED:
-            self.record_rejection(attempt, reason, now_s, is_demand=decision.is_demand)
+        self.record_rejection(attempt, reason, now_s, is_demand=decision.is_demand)
         return reason
 
     def record_rejection(self, attempt: Attempt, reason: str, now_s: float, *, is_demand: bool = True) -> None:
@@ -246,9 +221,8 @@ class SimulatedGateway:
 
     def record_first_token(self, attempt: Attempt, now_s: float) -> None:
         """Record the first token of a running response that this gateway decided about."""
-        ttft_s = _ttft_s(attempt)
-        if self.admission is not None and ttft_s is not None:
-            self.admission.record_first_token(str(attempt.id), now_s, ttft_s)
+        if self.admission is not None:
+            self.admission.on_first_token(str(attempt.id), attempt, _ttft_s(attempt), now_s)
 
     def on_end(self, attempt: Attempt, succeeded: bool, now_s: float) -> None:
         """Record the end of a request that this gateway decided about. Call `release` next."""
@@ -259,12 +233,11 @@ class SimulatedGateway:
                 self._loads[address].inflight -= 1
         ttft_s = output = None
         if succeeded and attempt.first_token_s is not None and attempt.admitted_s is not None:
-            limits = None if self.published is None else self.published.cost_model
-            mean = None if limits is None else limits.output_mean
+            mean = None if self.admission is None else self.admission.cost_model.output_mean
             output = self._token_estimator.estimate(attempt.trace_request.output_tokens, 1, mean)
             ttft_s = _ttft_s(attempt)
         if self.admission is not None:
-            self.admission.complete(key, now_s, output, ttft_s)
+            self.admission.on_end(key, attempt, output, ttft_s, now_s)
 
     def record_end(self, attempt: Attempt, succeeded: bool, now_s: float) -> None:
         """Count the end of a request that this gateway carried."""
@@ -282,8 +255,8 @@ class SimulatedGateway:
 
     def reading(self) -> ServiceReading:
         """The reading that the operator polls."""
-        admission, published = self.admission, self.published
-        replicas = () if admission is None else admission.pool.replicas.values()
+        admission = self.admission
+        replicas = () if admission is None else admission.controller.pool.replicas.values()
         return ServiceReading(
             arrived=self._arrived,
             arrived_tokens=self._arrived_tokens,
@@ -294,9 +267,9 @@ class SimulatedGateway:
             rejected=dict(self._rejections),
             ttft_s=BucketCounts(histogram.LATENCY_EDGES_S, tuple(self._ttft), self._ttft_s),
             queued=len(self.queued),
-            queued_work_s=0.0 if admission is None else admission.queued_work_s,
-            reserved_work_s=0.0 if admission is None else admission.reservations.pending_work_s,
-            slot_limit=0 if admission is None or published is None else published.slot_limit(self.name),
+            queued_work_s=0.0 if admission is None else admission.controller.queued_work_s,
+            reserved_work_s=0.0 if admission is None else admission.controller.reservations.pending_work_s,
+            slot_limit=0 if admission is None else admission.slot_limit,
             slots_in_use=max((one.sequences for one in replicas), default=0),
             outcomes={str(outcome): float(count) for outcome, count in self._outcomes.items()},
             inflight={address: self._carried[address] for address in self._loads},
@@ -305,29 +278,10 @@ class SimulatedGateway:
 
     # ---------------------------------------------------------------- inside
 
-    def _with_all_slots(self, published: AdmissionLimits | None) -> AdmissionLimits | None:
-        """Return the limits of the owner, which has all slots whatever share is published for it."""
-        if published is None or published.cost_model is None:
-            return published
-        return replace(published, shares={self.name: published.cost_model.batch})
-
     def _update_replicas(self, now_s: float) -> None:
-        """Update the admission controller's replicas, each with all its slots."""
-        if self.admission is None or self.published is None:
-            return
-        units = self.published.slot_limit(self.name)
-        caps = {one.address: units for one in self._endpoints if one.role is not Role.PREFILL}
-        prefills = frozenset(one.address for one in self._endpoints if one.role is Role.PREFILL)
-        if caps == self._caps and prefills == self._prefills:
-            return
-        added = caps.keys() - self._caps.keys()
-        self._caps, self._prefills = caps, prefills
-        self.admission.set_replicas(caps, now_s, prefills)
-        for attempt in self.running.values() if added else ():
-            if attempt.address in added and self.admission.register_running(
-                self._admission_request(attempt), attempt.address, now_s
-            ):
-                attempt.is_registered_running = True
+        if self.admission is not None:
+            slots, prefills = usable_replicas(self._endpoints, self._loads, self.admission.slot_limit)
+            self.admission.set_replicas(slots, prefills, self.running.values(), now_s)
 
     def _admission_request(self, attempt: Attempt) -> AdmissionRequest:
         if attempt.request is None:
@@ -348,34 +302,18 @@ class SimulatedGateway:
             )
         return attempt.request
 
-    def _capacity_announcement(self, now_s: float) -> CapacityAnnouncement:
-        assert self.published is not None
-        return self.published.announcement(self.name, self._arrival_estimator.work_rate, -self._epoch_s)
-
     def _is_retry(self, attempt: Attempt, now_s: float) -> bool:
         """Whether this gateway has counted the demand before."""
         if attempt.attempt == 1:
             return False
         if self._recent_rejections.is_retry(True, attempt.id, now_s):
             return True
-        return (
-            self.admission is not None
-            and self.admission.reservations.find(self._admission_request(attempt), now_s) is not None
-        )
-
-
-def default_class(classes: Iterable[ClassPolicy]) -> str:
-    """Return the class of requests without one: `default` if it exists, else the lowest."""
-    known = list(classes)
-    names = [one.name for one in known]
-    if DEFAULT_CLASS in names or not known:
-        return DEFAULT_CLASS
-    return min(known, key=lambda one: one.priority).name
+        return self.admission is not None and self.admission.has_reservation(attempt, now_s)
 
 
 def _ttft_s(attempt: Attempt) -> float | None:
-    """Return the TTFT from its admission, None if it is unknown or was not predicted."""
-    if attempt.first_token_s is None or attempt.admitted_s is None or attempt.is_registered_running:
+    """Return the TTFT from its admission, None if it is unknown."""
+    if attempt.first_token_s is None or attempt.admitted_s is None:
         return None
     return attempt.first_token_s - attempt.admitted_s
 

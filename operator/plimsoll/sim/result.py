@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TextIO
 
-from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.admission.cost_model import ClassPolicy, default_class
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.engine_model.inter_token import ITL_SHARE
 from plimsoll.core.slo import Slo
@@ -27,7 +27,6 @@ from plimsoll.core.types import Role
 from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
 from plimsoll.sim.clients import RetryStats
 from plimsoll.sim.engine.quantile_sketch import QuantileSketch
-from plimsoll.sim.gateway import default_class
 from plimsoll.sim.load_phases import OfferedWork, reversals
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.request_cost import RequestCostModel
@@ -78,7 +77,8 @@ class RunResult:
         self._plant, self._cost_model, self._slo = plant, RequestCostModel(plant, roles), slo
         classes = tuple(classes)
         self._slo_by_class = {one.name: one.slo for one in classes}
-        self._default_slo = self._slo_by_class.get(default_class(classes), slo)
+        default = default_class(classes)
+        self._default_slo = slo if default is None else default.slo
         self._offered = {role: OfferedWork() for role in roles}
         self._requests, self._windows = requests, windows
         self._ttft, self._tpot, self._e2e = QuantileSketch(), QuantileSketch(), QuantileSketch()

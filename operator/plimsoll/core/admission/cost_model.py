@@ -11,6 +11,7 @@ maps a request to numbers that add up over the running requests of a replica.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Final, NamedTuple, TypeAlias
@@ -68,6 +69,13 @@ class ClassPolicy:
             raise ValueError(f"guaranteed_share must lie between 0 and 1, not {self.guaranteed_share}")
         if not 0 < self.max_utilization <= 1:
             raise ValueError(f"max_utilization must be above 0 and at most 1, not {self.max_utilization}")
+
+
+def default_class(classes: Iterable[ClassPolicy]) -> ClassPolicy | None:
+    """Returns the class of requests that name none: `default`, else that of the lowest priority; None without any."""
+    known = list(classes)
+    named = (one for one in known if one.name == DEFAULT_CLASS)
+    return next(named, None) or min(known, key=lambda one: one.priority, default=None)
 
 
 class RequestCost(NamedTuple):

@@ -81,6 +81,12 @@ class AdmissionLimits:
         others = len(self.shares.keys() - {gateway})
         return self.shares.get(gateway) or max(1, self.cost_model.batch // (others + 1))
 
+    def with_equal_share(self, gateway: str, gateways: int) -> AdmissionLimits:
+        """Returns the limits with a share for one of so many gateways, whatever is published for it."""
+        if self.cost_model is None:
+            return self
+        return replace(self, shares={gateway: max(1, self.cost_model.batch // gateways)})
+
     def after(self, unix_s: float) -> AdmissionLimits:
         """Returns the limits with the expected capacity later than `unix_s` only."""
         if self.ready_at_s is None or self.ready_at_s > unix_s:

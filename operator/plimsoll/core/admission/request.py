@@ -10,6 +10,7 @@ from plimsoll.core.admission.retry_advice import RetryAdvice
 
 MAX_REQUEST_TOKENS: Final = 100_000_000  # upper bound for validation
 MAX_REQUEST_SEQUENCES: Final = 1_000_000
+MAX_QUEUE_S: Final = 120.0  # upper bound on the `maxQueueTime` of every class
 
 
 class AdmissionOutcome(StrEnum):
@@ -27,6 +28,17 @@ class AdmissionOutcome(StrEnum):
     CLIENT_GONE = "ClientGone"  # its client disconnected while it was queued
 
     __hash__ = str.__hash__  # Enum.__hash__ is slow Python code
+
+
+# Reason of a rejection by its outcome. A request that no replica can hold has `request_too_large` instead.
+REASON_BY_OUTCOME: Final = {
+    AdmissionOutcome.SHED_SATURATED: "overloaded",
+    AdmissionOutcome.SHED_ADAPTERS: "adapters_busy",
+    AdmissionOutcome.SHED_STARTING: "model_starting",
+    AdmissionOutcome.SHED_QUOTA: "quota_exceeded",
+    AdmissionOutcome.SHED_DEADLINE: "deadline_exceeded",
+    AdmissionOutcome.SHED_NO_CAPACITY: "no_endpoint",
+}
 
 
 @dataclass(slots=True)

@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from plimsoll.core.admission.request import MAX_QUEUE_S
 from plimsoll.core.types import Role
 from plimsoll.core.units import format_number
 from plimsoll.sim.attempt import TraceRequest
 from plimsoll.sim.concurrency_cap import ConcurrencyCap
-from plimsoll.sim.gateway import MAX_QUEUE_S
 from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
 from plimsoll.sim.policies.options import MAX_NUMBER, PolicyOptions
 from plimsoll.sim.request_cost import RequestCostModel
