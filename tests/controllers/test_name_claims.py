@@ -323,7 +323,7 @@ async def test_grants_never_move_between_live_holders(seed: int) -> None:
     world.faults = 0.0
     await world.settle()
     expected = {
-        read.model for obj in world.live.values() if (read := read_claim(obj)) and not world.rules().refusal(read)
+        read.model for obj in world.live.values() if (read := read_claim(obj)) and not world.rules().rejection(read)
     }
     assert expected <= set(world.served())
 

@@ -137,13 +137,13 @@ KNOWN = NameRules(service_namespaces=frozenset({"bank", "team"}))
     ],
 )
 def test_refusal_name_of_another_namespace_is_reserved(model: str, expected: NameRejection | None) -> None:
-    assert KNOWN.refusal(NameClaim("team", "chat", model, "")) is expected
+    assert KNOWN.rejection(NameClaim("team", "chat", model, "")) is expected
 
 
 def test_refusal_accepted_name_stays_when_namespace_appears() -> None:
     claim = NameClaim("team", "x", "bank/chat", "")
-    assert KNOWN.refusal(grant(claim)) is None
-    assert KNOWN.refusal(replace(claim, published=("bank/chat",))) is None
+    assert KNOWN.rejection(grant(claim)) is None
+    assert KNOWN.rejection(replace(claim, published=("bank/chat",))) is None
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_refusal_accepted_name_stays_when_namespace_appears() -> None:
 )
 def test_refusal_only_listed_namespaces_claim_short(namespace: str, model: str, expected: NameRejection | None) -> None:
     rules = NameRules(short_name_namespaces=frozenset({"bank"}))
-    assert rules.refusal(grant(NameClaim(namespace, "x", model, ""))) is expected
+    assert rules.rejection(grant(NameClaim(namespace, "x", model, ""))) is expected
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def prompt_size(fields: CompletionFields, route: ApiRoute, n: int) -> PromptSize
     return _SIZES[route.form](fields) if isinstance(fields, BodyFields) else _completion(fields, n, route.is_chat)
 
 
-def refused_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
+def rejected_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
     """Returns the rejection of a request that needs state which no engine keeps."""
     if form is not BodyForm.RESPONSES:
         return None

@@ -27,7 +27,7 @@ from plimsoll.gateway.body_forms import (
     decode_fields,
     main_value,
     prompt_size,
-    refused_field,
+    rejected_field,
 )
 from plimsoll.gateway.byte_search import count_bytes
 from plimsoll.gateway.duplicate_keys import find_duplicate, needs_strict_parse, strip_value
@@ -138,8 +138,8 @@ def _to_request(fields: CompletionFields, route: ApiRoute) -> ParsedRequest | Re
     model = fields.model
     if not isinstance(model, str) or not model:
         return model_required(model)
-    if (refused := refused_field(fields, route.form)) is not None:
-        return refused
+    if (rejected := rejected_field(fields, route.form)) is not None:
+        return rejected
     n = _n(fields.n) if route.form is BodyForm.COMPLETION else 1
     size = prompt_size(fields, route, n)
     output_limits = _output_limits(fields, route)

@@ -16,17 +16,17 @@ SHORT_NAMES_VALUE = "gateway.shortModelNames.namespaces"  # of the chart
 def name_rejected(state: NameState | None, names: ModelNames) -> Condition | None:
     """The condition of a service without one of its names; None if it has all.
 
-    A refused name comes before a name that another service holds.
+    A rejected name comes before a name that another service holds.
     """
     if state is None:
         return None
     claim = state.claim
-    if state.refusal is NameRejection.RESTRICTED:
+    if state.rejection is NameRejection.RESTRICTED:
         rule = f"namespace {claim.namespace} may not claim short model names (chart value {SHORT_NAMES_VALUE})"
         advice = f"Set spec.model.name to {claim.qualified_name} to confirm this"
         return _rejected(ConditionReason.SHORT_NAMES_RESTRICTED, state, names, rule, rule, advice)
     advice = "Change spec.model.name to get a name of its own"
-    if state.refusal is NameRejection.RESERVED:
+    if state.rejection is NameRejection.RESERVED:
         owner = claim.model.partition("/")[0]
         rule = f"names that begin with {owner}/ belong to namespace {owner}, which has or had services"
         return _rejected(
@@ -49,16 +49,16 @@ def name_rejected(state: NameState | None, names: ModelNames) -> Condition | Non
 
 def adapter_name_rejected(states: Sequence[NameState]) -> Condition | None:
     """The condition of a service with adapters that do not have their names; None if all have theirs."""
-    lacking = [state for state in states if state.refusal is not None or state.holder is not None]
+    lacking = [state for state in states if state.rejection is not None or state.holder is not None]
     if not lacking:
         return None
     state, others = lacking[0], len(lacking) - 1
     claim = state.claim
     reason, problem = ConditionReason.MODEL_NAME_TAKEN, ""
-    if state.refusal is NameRejection.RESTRICTED:
+    if state.rejection is NameRejection.RESTRICTED:
         reason = ConditionReason.SHORT_NAMES_RESTRICTED
         problem = f"namespace {claim.namespace} may not claim short model names (chart value {SHORT_NAMES_VALUE})"
-    elif state.refusal is NameRejection.RESERVED:
+    elif state.rejection is NameRejection.RESERVED:
         reason = ConditionReason.MODEL_NAME_RESERVED
         owner = claim.model.partition("/")[0]
         problem = f"names that begin with {owner}/ belong to namespace {owner}, which has or had services"

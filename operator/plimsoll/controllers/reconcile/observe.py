@@ -46,7 +46,7 @@ class NameState:
 
     claim: NameClaim
     owned: frozenset[str]
-    refusal: NameRejection | None = None
+    rejection: NameRejection | None = None
     holder: NameClaim | None = None
     qualified_holder: NameClaim | None = None
 
@@ -137,15 +137,15 @@ def name_state(claim: NameClaim, claims: list[NameClaim], rules: NameRules) -> N
 
     A restricted namespace serves NAMESPACE/NAME only.
     """
-    claim_by_name, refusal = resolve_owners(claims), rules.refusal(claim)
+    claim_by_name, rejection = resolve_owners(claims), rules.rejection(claim)
     owned = {name for name, owner in claim_by_name.items() if owner == claim}
-    if refusal is NameRejection.RESTRICTED:
+    if rejection is NameRejection.RESTRICTED:
         owned &= {claim.qualified_name}
     qualified_holder = claim_by_name.get(claim.qualified_name)
     return NameState(
         claim,
         frozenset(owned),
-        refusal,
+        rejection,
         find_holder(claim, claims, rules),
         None if qualified_holder == claim else qualified_holder,
     )

@@ -105,7 +105,7 @@ def _name_problems(new: Object, old: Object | None, cluster: Cluster) -> Iterato
         return
     others = [one for one in related_claims(cluster.cache, claim) if one.qualified_name != claim.qualified_name]
     state = name_state(claim, [*others, claim], cluster.rules)
-    holder = state.holder if state.refusal is None and value_at(new, "spec", "model", "name") is not None else None
+    holder = state.holder if state.rejection is None and value_at(new, "spec", "model", "name") is not None else None
     if holder is not None and claim.model in (holder.model, holder.qualified_name):
         yield True, f"spec.model.name {claim.model}: {describe_conflict(claim.model, holder)}; change spec.model.name"
         return
@@ -127,7 +127,7 @@ def _adapter_name_problems(new: Object, old: Object | None, cluster: Cluster) ->
         state = name_state(claim, [claim, *others], cluster.rules)
         condition = adapter_name_rejected([state])
         if condition is not None:
-            holder = state.holder if state.refusal is None else None
+            holder = state.holder if state.rejection is None else None
             yield holder is not None and claim.model in (holder.model, holder.qualified_name), condition.message
 
 

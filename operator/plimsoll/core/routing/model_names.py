@@ -97,8 +97,8 @@ class NameRules:
     short_name_namespaces: frozenset[str] = frozenset()
     service_namespaces: frozenset[str] = frozenset()
 
-    def refusal(self, claim: NameClaim) -> NameRejection | None:
-        """Returns why the claim is refused, or None. A namespace that appears later takes no accepted name."""
+    def rejection(self, claim: NameClaim) -> NameRejection | None:
+        """Returns why the claim is rejected, or None. A namespace that appears later takes no accepted name."""
         if claim.model == claim.qualified_name:
             return None
         if self.short_name_namespaces and claim.namespace not in self.short_name_namespaces:
@@ -212,7 +212,7 @@ def find_holder(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules)
     qualified = next((c for c in others if c.qualified_name == claim.model), None)
     if qualified is not None or claim.model == claim.qualified_name:
         return qualified
-    competitors = [c for c in others if c.model == claim.model and rules.refusal(c) is None]
+    competitors = [c for c in others if c.model == claim.model and rules.rejection(c) is None]
     return min(
         (c for c in competitors if c._claim_order < claim._claim_order), key=lambda c: c._claim_order, default=None
     )
@@ -220,7 +220,7 @@ def find_holder(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules)
 
 def is_grantable(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules) -> bool:
     """Whether the operator records the claim, or keeps its record. NAMESPACE/NAME needs none."""
-    if claim.model == claim.qualified_name or rules.refusal(claim) is not None:
+    if claim.model == claim.qualified_name or rules.rejection(claim) is not None:
         return False
     return find_holder(claim, claims, rules) is None
 
