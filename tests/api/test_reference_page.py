@@ -51,7 +51,13 @@ def test_reference_page_has_no_rule_about_form_of_one_value() -> None:
     assert "must be from 5 seconds to 24 hours" not in page
 
 
-@pytest.mark.parametrize("left_out", [".pod.", "the engine has no ", "--served-model-name"])
+def test_reference_page_has_no_fields_of_a_condition() -> None:
+    page = reference_page.render()
+    assert "| `conditions` |" in page
+    assert "conditions[]." not in page
+
+
+@pytest.mark.parametrize("left_out", [".pod.", "engine.env[]", "the engine has no ", "--served-model-name"])
 def test_reference_page_has_no_rule_about_pods_or_one_engine(left_out: str) -> None:
     rules = [line for line in reference_page.render().splitlines() if line.startswith("- ")]
     assert len(rules) > 30

@@ -28,7 +28,8 @@ _STATUS_FIELD: Final = re.compile(
     r"\.status\.([\w.]+(?:\[0\])?)"
 )  # a path of a column that the table of the status has
 _AS_IN_A_POD: Final = ("engine.env[]", "pod.tolerations[]", "pod.volumeMounts[]")  # their fields are Kubernetes' own
-_POD_FIELD: Final = f"{_TIER}.pod."
+_CONDITION_FIELD: Final = "status.conditions[]."  # fields of a condition are Kubernetes' own
+_RULED_BY_KUBERNETES: Final = (f"{_TIER}.pod.", "engine.env")
 _ENGINE_RULES: Final = ("the engine has no ", "may not have a flag that Plimsoll sets")  # how these begin
 _ADVICE: Final = re.compile(r"((?<!whenFull)(?<!is reserved):|;|, because|, to which|, on which) .*")  # after the rule
 _ROLE: Final = re.compile(rf"\.({'|'.join(ROLES)})$")
@@ -55,7 +56,7 @@ def render() -> str:
         "## Rules\n",
         "The API server rejects a manifest that breaks one of these rules. With an older CRD, the condition `Stalled` "
         "names the rule. A line is the message without the field's name, reason and advice. Paths other than "
-        "`metadata.name` are below `spec`. Not listed are rules about the form of one value, about `pod`, about flags "
+        "`metadata.name` are below `spec`. Not listed are rules about the form of one value, about `pod` and `env`, about flags "
         "that Plimsoll sets, and about [what an engine lacks](../tasks/other-engines.md#what-differs-from-vllm).\n",
         "\n".join(_rules(fields)) + "\n",
         "## Status\n",
@@ -105,7 +106,7 @@ def _described(rows: Iterable[tuple[str, Schema]]) -> Iterator[tuple[str, Schema
     for path, node in sorted(
         rows, key=lambda row: _TIER in row[0]
     ):  # fields of all tiers follow the names of the tiers
-        if path.endswith("[]") or any(f"{items}." in path for items in _AS_IN_A_POD):
+        if path.endswith("[]") or any(f"{items}." in path for items in _AS_IN_A_POD) or _CONDITION_FIELD in path:
             continue
         field_path = path.split(".", 1)[1]
         description = _escape_cell(node.get("description", ""))
@@ -176,14 +177,15 @@ def _rules(fields: dict[str, Schema]) -> Iterator[str]:
     name; rules of the tiers only once.
 
     Left out are rules about the form of one value, which begin with `must`, and whose value has no fields or items;
-    about pods, which are Kubernetes' own; and about flags and features of single engines, which task pages have.
+    about pods and environment variables, which are Kubernetes' own; and about flags and features of single engines, which task pages have.
     """
     field_paths: dict[str, dict[str, None]] = {}
     for path, node in fields.items():
         is_scalar = node.get("type") not in ("object", "array")
         for field_path, entry in _validations(path, node):
             is_form = entry["message"].startswith("must ") and is_scalar
-            if not (is_form or _POD_FIELD in field_path or entry["message"].startswith(_ENGINE_RULES)):
+            is_ruled_elsewhere = any(part in field_path for part in _RULED_BY_KUBERNETES)
+            if not (is_form or is_ruled_elsewhere or entry["message"].startswith(_ENGINE_RULES)):
                 field_paths.setdefault(entry["message"], {})[f"`{field_path.removeprefix('spec.')}`"] = None
     for message, paths in field_paths.items():
         name = next(iter(paths)).strip("`").rsplit(".", 1)[-1]
