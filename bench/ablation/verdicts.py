@@ -192,7 +192,5 @@ UNDECIDED: Final = (
     NamedCase("kv-projection", "a load that is short of KV cache", _ONE_SEED_OF_SHORT),
     NamedCase("retry-detection", "a load that has clients that retry", _ONE_SEED_OF_SHORT),
     NamedCase("prefill-lateness", "a load that has a prefill tier", _ONE_SEED_OF_SHORT),
-    NamedCase(
-        "gateway-shares", "gateways that cannot reach a service's owner", "never called in a run"
-    ),
+    NamedCase("gateway-shares", "gateways that cannot reach a service's owner", "never called in a run"),
 )
