@@ -184,4 +184,13 @@ NAMED_CASES: Final = (
         "`sigma` and `half-kv` (1 seed) 7 changes instead of 5 and GPU-hours +0.5 %",
     ),
 )
-UNDECIDED: Final[tuple[NamedCase, ...]] = ()
+_ONE_SEED_OF_SHORT: Final = "no difference on one seed of `short`, which does not show it"
+UNDECIDED: Final = (
+    NamedCase("idle-cost", "a load that scales to zero", _ONE_SEED_OF_SHORT),
+    NamedCase("prefix-share", "a load that has shared prefixes", _ONE_SEED_OF_SHORT),
+    NamedCase("prefix-affinity", "a load that has shared prefixes", _ONE_SEED_OF_SHORT),
+    NamedCase("kv-projection", "a load that is short of KV cache", _ONE_SEED_OF_SHORT),
+    NamedCase("retry-detection", "a load that has clients that retry", _ONE_SEED_OF_SHORT),
+    NamedCase("prefill-lateness", "a load that has a prefill tier", _ONE_SEED_OF_SHORT),
+    NamedCase("gateway-shares", "gateways that cannot reach a service's owner", "never called in a run"),
+)

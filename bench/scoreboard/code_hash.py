@@ -25,7 +25,7 @@ _HASHED_PACKAGES: Final = ("core", "api", "sim")
 OPERATOR_PACKAGES: Final = ("core/autoscaling", "core/demand", "core/engine_model/calibration")
 _EXCLUDED_PACKAGE: Final = "core/planning"  # of it nothing runs in a fleet
 SHARED_MODULE: Final = "core/autoscaling/scale_down_candidates.py"  # which pod goes, whoever decided that one does
-_HASHED_MODULES: Final = ("loads.py", "simulate_run.py", "trace_slices.py")
+_HASHED_MODULES: Final = ("listed_starts.py", "loads.py", "simulate_run.py", "trace_slices.py")
 _FOLDER: Final = Path(__file__).parent
 
 

@@ -48,8 +48,9 @@ class RowTargets:
 class BoardRow:
     """One row of the board. tiers: name in the manifest, fewest and most replicas of each. gpus: of a replica.
 
-    initial: ready replicas, in the order of the tiers. startup, hardware: as `plimsoll simulate` takes them. seeds:
-    number of seeds in a mean. spec_overrides: further fields of the manifest's spec.
+    initial: ready replicas, in the order of the tiers. startup: as `listed_starts.parse` takes it. hardware: as
+    `plimsoll simulate` takes it. seeds: number of seeds in a mean. spec_overrides: further fields of the manifest's
+    spec.
     """
 
     name: str
@@ -128,6 +129,11 @@ def _dynamo_rows() -> Iterable[BoardRow]:
     says = "6, 36 and 6 requests/s for 300, 900 and 600 s; engines start in 10 s"
     reach = RowTargets(0.965, 0.99, 1.27)
     yield BoardRow("step-10", says, _STEP, startup="10", targets=reach, seeds=10, **fixed)
+    says = "6 and 30 requests/s by turns of 300 and 600 s; engines start in 240 s, but the third and the fourth in 30 s"
+    turns = PhasedLoad((RatePhase(300.0, 6.0, _CHAT), RatePhase(600.0, 30.0, _CHAT)) * 3)
+    yield BoardRow(
+        "starts-change", says, turns, startup="listed:240,240,240,30,30,240", targets=RowTargets(), seeds=3, **fixed
+    )
     says = "5 + 31 sin(pi t / 1800 s) requests/s for 1,800 s; engines start in 120 s"
     yield BoardRow(
         "ramp-120",

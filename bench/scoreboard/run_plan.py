@@ -50,6 +50,7 @@ RUN_PLAN: Final = (
     PlanPart("each constant rate once", _FIRST_CONSTANT_ROWS, ("plimsoll", "fleets")),
     PlanPart("loads that nothing was tuned for", _UNTUNED_ROWS, ("plimsoll", "fleets")),
     PlanPart("hours held out of tuning", _HELD_OUT_ROWS, ("plimsoll", "fleets"), seeds=3),
+    PlanPart("starts that change", ("starts-change",), ("plimsoll", "fleets"), seeds=3),
     PlanPart("the step, starts of ten seconds", ("step-10",), ("plimsoll", "fleets"), seeds=10),
     PlanPart("peers elsewhere", (*_STEP_ROWS[1:], "ramp-120", *_PD_ROWS), ("fleets", "peers", "found")),
     PlanPart("followers on traces", _TRACE_ROWS, ("followers",)),

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from bench.scoreboard import listed_starts
 from bench.scoreboard.rows import BoardRow
 from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core.types import Role
-from plimsoll.sim import profile, startup
+from plimsoll.sim import profile
 from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
 from plimsoll.sim.clients import RetryBehavior
 from plimsoll.sim.plant import Plant
@@ -113,7 +114,7 @@ def search_space(row: BoardRow, plant: float, requests: Sequence[TraceRequest]) 
     replica_bounds = {Role(name): tier.replica_bounds for name, tier in service.spec.tiers.items()}
     gpus = dict.fromkeys(replica_bounds, row.gpus)
     chunk = _CHUNK_TOKENS if requests[0].block_ids else 0
-    machines = Plant(_hardware(row), startup.parse(row.startup), scale=plant, hash_block_tokens=chunk, gpus=gpus)
+    machines = Plant(_hardware(row), listed_starts.parse(row.startup), scale=plant, hash_block_tokens=chunk, gpus=gpus)
     slo = None if service.spec.slo is None else service.spec.slo.to_core()
     scene = PolicyContext(replica_bounds, machines, slo, gpus, requests)
     return SearchSpace(scene, dict(zip(replica_bounds, row.initial, strict=True)), row.load.length_s)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from bench.scoreboard import (
     board_file,
     code_hash,
     cost_chart,
+    listed_starts,
     markdown,
     regression,
     scoring,
@@ -34,7 +36,7 @@ from bench.scoreboard.simulate_run import RunTask, mean_replicas
 from bench.scoreboard.trace_slices import TraceSlice
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.types import Role
-from plimsoll.sim import profile, startup
+from plimsoll.sim import profile
 from plimsoll.sim.policies import registry
 from plimsoll.sim.run_log import RunLog
 from tests.bench.score_builders import make_run, make_score
@@ -54,7 +56,15 @@ def test_rows_have_valid_service_and_hardware(row: Any) -> None:
     assert [name for name, _ in service.spec.tiers.items()] == [name for name, _, _ in row.tiers]
     assert len(row.initial) == len(row.tiers)
     profile.load(row.hardware)
-    startup.parse(row.startup)
+    listed_starts.parse(row.startup)
+
+
+def test_listed_starts_begin_anew_with_each_run() -> None:
+    row = BOARD_ROWS["starts-change"]
+    for _ in range(2):
+        starts = simulate_run.search_space(row, 1.0, row.load.make(1)).context.plant.startup
+        taken_s = [sum(seconds for _, seconds in starts.sample(Random(1))) for _ in range(7)]
+        assert taken_s == pytest.approx([240.0, 240.0, 240.0, 30.0, 30.0, 240.0, 240.0])
 
 
 def test_load_is_determined_by_seed() -> None:

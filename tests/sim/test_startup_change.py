@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
-from random import Random
+from dataclasses import replace
 
+from bench.scoreboard.listed_starts import ListedStarts
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.types import Role
 from plimsoll.sim import profile
 from plimsoll.sim.load_phases import reversals
-from plimsoll.sim.startup import StartupDistribution, StartupPhases
 from tests.sim.sim_harness import FinishedRun, PoissonLoad, make_plant, serve_manifest, simulate
 
 STEP_S = 60.0
-
-
-@dataclass(frozen=True)
-class ListedStarts(StartupDistribution):
-    """The n-th start takes the n-th time, s."""
-
-    listed_s: Iterator[float] = field(default_factory=lambda: iter(()))
-
-    def sample(self, random: Random) -> StartupPhases:
-        total_s = next(self.listed_s)
-        return StartupDistribution(total_s, total_s).sample(random)
 
 
 def step_run(known_s: float, then_s: float) -> FinishedRun:
@@ -33,7 +19,7 @@ def step_run(known_s: float, then_s: float) -> FinishedRun:
     before, after = PoissonLoad(60, 1.0), PoissonLoad(1200, 6.0, seed=2)
     requests = [one for one in before.requests_drawn() if one.at_s < STEP_S]
     requests += [replace(one, at_s=one.at_s + STEP_S) for one in after.requests_drawn()]
-    starts = ListedStarts(listed_s=chain(repeat(known_s, 3), repeat(then_s)))
+    starts = ListedStarts(samples_s=(known_s, known_s, known_s, then_s))
     of = serve_manifest(tiers={"serve": {"minReplicas": 1, "maxReplicas": 16}})
     plant = make_plant(profile.load("h200-70b"), startup=starts)
     return simulate(requests, of=of, hardware=plant, initial={Role.SERVE: 3}, observes_initial_startups=True)
