@@ -82,6 +82,19 @@ async def test_key_limit_spent_is_spent_at_the_next_owner(
             assert reply.error["code"] == "rate_limit_exceeded"
 
 
+async def test_quota_comes_back_with_its_service(tmp_path: Path) -> None:
+    """The next owner was never reached."""
+    service = service_with_slo(MODEL, QUOTA, batch=100)
+    async with Gateways(tmp_path, 3, service, pods=engine_names(1, service=MODEL)) as gateways:
+        jobs = {"headers": {TENANT: "jobs"}, "model": MODEL}
+        await gateways.set_ready(*gateways.all[:2])
+        gateways.kill(gateways.all[2])
+        assert is_admitted(await gateways.all[0].ask(MANY, **jobs))
+        gateways.publish(*gateways.all)
+        gateways.publish(*gateways.all[:2])
+        assert rejection_of(await gateways.all[0].ask("hi", **jobs)).error["code"] == "quota_exceeded"
+
+
 async def test_spent_limits_without_a_quota_here_change_nothing(tmp_path: Path) -> None:
     async with Gateways(tmp_path, 2, service_with_slo(admission=QUOTA, batch=100), pods=engine_names(1)) as gateways:
         for gateway in gateways.all:

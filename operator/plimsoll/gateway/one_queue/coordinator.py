@@ -413,7 +413,7 @@ class OneQueue:
     def _on_link_ready(self, link: OwnerLink) -> None:
         link.send(messages.External(dict(self._external)))
         self._report_running(link, now := time.monotonic(), is_all=True)
-        self._spent.collect(now)  # decided here while the owner did not answer
+        self._spent.collect(now, link.name)  # decided here while this owner did not answer
         self._spent.hand_over(link, now)
 
     def _report_running(self, link: OwnerLink, now: float, *, is_all: bool) -> None:

@@ -32,10 +32,15 @@ class SpentLimits:
         self._ownership = ownership
         self._waiting: list[tuple[float, messages.SpentLimit]] = []  # as many as there were buckets in WAIT_SECONDS
 
-    def collect(self, now: float) -> None:
-        """Give up the buckets of what others own."""
-        self._waiting = [(since_s, spent) for since_s, spent in self._waiting if now - since_s < WAIT_SECONDS]
-        self._waiting += [(now, spent) for spent in self._given_up(now)]
+    def collect(self, now: float, owner: str = "") -> None:
+        """Give up the buckets of what another gateway owns: this `owner`, or any. Take back what is owned here."""
+        kept = [(since_s, spent) for since_s, spent in self._waiting if now - since_s < WAIT_SECONDS]
+        own = self._ownership.own_name
+        self._waiting = [(since_s, spent) for since_s, spent in kept if self._owner(spent) != own]
+        for _, spent in kept:
+            if self._owner(spent) == own:
+                count(self._picker, spent, now)
+        self._waiting += [(now, spent) for spent in self._given_up(now, owner)]
 
     def hand_over(self, link: OwnerLink, now: float) -> None:
         """Send what the other gateway owns, if it can be reached and takes it."""
@@ -46,15 +51,16 @@ class SpentLimits:
         for start in range(0, len(own), messages.MAX_BATCH):
             link.send(messages.SpentLimits(own[start : start + messages.MAX_BATCH]))
 
-    def _given_up(self, now: float) -> Iterator[messages.SpentLimit]:
-        picker, own = self._picker, self._ownership.own_name
-        for key in list(picker.admission.services):
-            if self._ownership.owner_of(key) != own:
-                for tenant, spent in picker.admission.take_spent_quotas(key, now).items():
-                    yield messages.SpentLimit(tenant, *spent, service=key)
-        for identity, spent in picker.key_limits.take_spent(
-            lambda name: self._ownership.owner_of_key(name) != own, now
-        ):
+    def _given_up(self, now: float, owner: str) -> Iterator[messages.SpentLimit]:
+        picker, ownership = self._picker, self._ownership
+
+        def is_moved(now_at: str) -> bool:
+            return now_at == owner if owner else now_at != ownership.own_name
+
+        for key in [key for key in picker.admission.services if is_moved(ownership.owner_of(key))]:
+            for tenant, spent in picker.admission.take_spent_quotas(key, now).items():
+                yield messages.SpentLimit(tenant, *spent, service=key)
+        for identity, spent in picker.key_limits.take_spent(lambda name: is_moved(ownership.owner_of_key(name)), now):
             limits = identity.requests_per_minute, identity.tokens_per_minute
             yield messages.SpentLimit(identity.key_name, *spent, None, *limits)
 
