@@ -21,6 +21,7 @@ from plimsoll.core.admission.admission_driver import usable_replicas
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.prefix_tokens import PrefixTokens
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionRequest
+from plimsoll.core.admission.token_bucket import Spent
 from plimsoll.core.admission.token_estimator import TokenEstimator
 from plimsoll.core.types import Role
 from plimsoll.gateway.adapters import not_loaded_at
@@ -207,6 +208,20 @@ class AdmissionManager:
         return len(admission.controller.pool.replicas), self._isolate_errors(
             admission.key, admission.exceeded_model, ctx
         )
+
+    def take_spent_quotas(self, key: str, now: float) -> dict[str, Spent]:
+        """Returns what is spent of each tenant's quota of a service, and forgets it."""
+        admission = self.services.get(key)
+        if admission is None:
+            return {}
+        return self._isolate_errors(key, admission.controller.quotas.take_spent, now) or {}
+
+    def spend_quota(self, key: str, tenant: str, spent: Spent, now: float) -> None:
+        """Count what another gateway has admitted of a tenant's quota of a service, if it has one here."""
+        admission = self.services.get(key)
+        policy = None if admission is None else admission.policy.tenants.get(tenant)
+        if admission is not None and policy is not None:
+            self._isolate_errors(key, admission.controller.quotas.spend, tenant, policy, spent, now)
 
     def kv_tokens(self, key: str) -> int | None:
         """Returns how many tokens an engine of the service holds at once, None if that is unknown."""

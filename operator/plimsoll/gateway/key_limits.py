@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from plimsoll.core.admission.retry_advice import advise_retry
-from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, per_second
+from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, Spent, per_second
 from plimsoll.core.units import MINUTE_S
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.identity import Identity
@@ -37,10 +37,7 @@ class KeyLimits:
         limits = self._share(identity)
         if limits is None:
             return None
-        bucket = self._buckets.get(identity.key_name)
-        if bucket is None:
-            bucket = self._buckets[identity.key_name] = RateBucket.full(limits, now)
-        self._identities[identity.key_name] = identity
+        bucket = self._bucket(identity, limits, now)
         wait_s = bucket.take(limits, tokens, now)
         if wait_s <= 0.0:
             return None
@@ -52,6 +49,17 @@ class KeyLimits:
         return Rejection(
             RejectionReason.RATE_LIMIT_EXCEEDED, message, retry=advice, headers=self.headers(identity, now)
         )
+
+    def take_spent(self, is_moved: Callable[[str], bool], now: float) -> list[tuple[Identity, Spent]]:
+        """Returns what is spent of the keys that another gateway owns now, and forgets it."""
+        moved = [name for name in self._buckets if is_moved(name)]
+        spent = [(self._identities.pop(name), self._buckets.pop(name).spent(now)) for name in moved]
+        return [(identity, found) for identity, found in spent if any(found)]
+
+    def spend(self, identity: Identity, spent: Spent, now: float) -> None:
+        """Count what another gateway has admitted of a key."""
+        if (limits := self._share(identity)) is not None:
+            self._bucket(identity, limits, now).spend(limits, spent, now)
 
     def headers(self, identity: Identity, now: float) -> dict[str, str]:
         """Returns the limits of a key and what is left of them, as OpenAI's API names them."""
@@ -80,6 +88,13 @@ class KeyLimits:
             bucket.refill(limits, now)
             if bucket.requests >= limits.max_requests and bucket.tokens >= limits.max_tokens:
                 del self._buckets[name], self._identities[name]
+
+    def _bucket(self, identity: Identity, limits: RateLimits, now: float) -> RateBucket:
+        bucket = self._buckets.get(identity.key_name)
+        if bucket is None:
+            bucket = self._buckets[identity.key_name] = RateBucket.full(limits, now)
+        self._identities[identity.key_name] = identity
+        return bucket
 
     def _share(self, identity: Identity) -> RateLimits | None:
         """Returns the limits of this gateway, None for a key without limits."""

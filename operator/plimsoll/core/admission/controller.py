@@ -55,7 +55,7 @@ class AdmissionController:
         self._tenants = dict(tenants)
         self._now = -math.inf
         self._queue = AdmissionQueue(classes)
-        self._quotas = TenantQuotas()
+        self.quotas = TenantQuotas()
         self._announcement = CapacityAnnouncement()
         self._margins = [TtftMargin(c.slo.ttft_s) for c in classes]
         self._last_full_s = -math.inf  # last time a request was shed as saturated
@@ -96,7 +96,7 @@ class AdmissionController:
         self.reservations.set_capacity_steps(expected_s, announcement.spare_rate, announcement.later_steps)
         self.reservations.expire(now)
         self._queue.compact(now)
-        self._quotas.keep_only(self._tenants)
+        self.quotas.keep_only(self._tenants)
 
     def set_tenants(self, tenants: Mapping[str, TenantPolicy]) -> None:
         """Set weights and quotas. A tenant without an entry has weight 1 and no quota."""
@@ -135,7 +135,7 @@ class AdmissionController:
         is_retry = reservation is not None or request.is_retry
         self.retries += is_retry
         if reservation is None:
-            wait_s = self._quotas.take(request.tenant, tenant, cost.kv_mean_tokens, now)
+            wait_s = self.quotas.take(request.tenant, tenant, cost.kv_mean_tokens, now)
             if wait_s > 0:
                 return self._reject_quota(request, wait_s)
         impossible = self._shed_impossible(request, cost, now, now)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, per_second
+from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, Spent, per_second
 from plimsoll.core.units import MINUTE_S
 
 QUOTA_BURST_S: Final = 10.0  # bucket size in seconds of its rate, at least one request
@@ -45,15 +45,30 @@ class TenantQuotas:
         """Take one request of `tokens` tokens. Returns 0, or the seconds until the quota allows a retry."""
         if policy.requests_per_s is None and policy.tokens_per_min is None:
             return 0.0
-        limits = RateLimits(
-            per_second(policy.requests_per_s), per_second(policy.tokens_per_min, MINUTE_S), QUOTA_BURST_S
-        )
-        bucket = self._buckets.get(tenant)
-        if bucket is None:
+        limits = _limits(policy)
+        return self._bucket(tenant, limits, now).take(limits, tokens, now)
+
+    def take_spent(self, now: float) -> dict[str, Spent]:
+        """Returns what is spent of each tenant's quota, and forgets it: another controller counts it from now on."""
+        spent = {tenant: bucket.spent(now) for tenant, bucket in self._buckets.items()}
+        self._buckets.clear()
+        return {tenant: found for tenant, found in spent.items() if any(found)}
+
+    def spend(self, tenant: str, policy: TenantPolicy, spent: Spent, now: float) -> None:
+        """Count what another controller has admitted."""
+        limits = _limits(policy)
+        self._bucket(tenant, limits, now).spend(limits, spent, now)
+
+    def _bucket(self, tenant: str, limits: RateLimits, now: float) -> RateBucket:
+        if (bucket := self._buckets.get(tenant)) is None:
             bucket = self._buckets[tenant] = RateBucket.full(limits, now)
-        return bucket.take(limits, tokens, now)
+        return bucket
 
     def keep_only(self, policies: dict[str, TenantPolicy]) -> None:
         """Drop the buckets of tenants without a policy."""
         for tenant in [name for name in self._buckets if name not in policies]:
             del self._buckets[tenant]
+
+
+def _limits(policy: TenantPolicy) -> RateLimits:
+    return RateLimits(per_second(policy.requests_per_s), per_second(policy.tokens_per_min, MINUTE_S), QUOTA_BURST_S)

@@ -29,20 +29,29 @@ class RateLimits(NamedTuple):
         return max(1.0, self.tokens_per_s * self.burst_s)
 
 
+class Spent(NamedTuple):
+    """What was taken from buckets and is not refilled yet."""
+
+    requests: float
+    tokens: float
+
+
 @dataclass(slots=True)
 class RateBucket:
-    """What is left at `refilled_s`, a time of the caller's clock in seconds."""
+    """What is left at `refilled_s`, a time of the caller's clock in seconds. `limits` are the last ones."""
 
     requests: float
     tokens: float
     refilled_s: float
+    limits: RateLimits
 
     @classmethod
     def full(cls, limits: RateLimits, now: float) -> RateBucket:
-        return cls(limits.max_requests, limits.max_tokens, now)
+        return cls(limits.max_requests, limits.max_tokens, now, limits)
 
     def refill(self, limits: RateLimits, now: float) -> None:
         """Add what the rates give since the last refill."""
+        self.limits = limits
         elapsed_s = max(0.0, now - self.refilled_s)
         if elapsed_s:
             self.requests = min(limits.max_requests, self.requests + elapsed_s * limits.requests_per_s)
@@ -62,6 +71,19 @@ class RateBucket:
         self.requests -= 1.0
         self.tokens -= tokens
         return 0.0
+
+    def spent(self, now: float) -> Spent:
+        """Returns what full buckets of the last limits have more; 0 without a limit."""
+        self.refill(self.limits, now)
+        full = self.limits.max_requests, self.limits.max_tokens
+        left = self.requests, self.tokens
+        return Spent(*(most - some if math.isfinite(most) else 0.0 for most, some in zip(full, left, strict=True)))
+
+    def spend(self, limits: RateLimits, spent: Spent, now: float) -> None:
+        """Take what was admitted elsewhere, even if that is more than is left."""
+        self.refill(limits, now)
+        self.requests -= spent.requests
+        self.tokens -= spent.tokens
 
 
 def per_second(limit: float | None, seconds: float = 1.0) -> float:

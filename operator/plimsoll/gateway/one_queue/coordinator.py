@@ -27,6 +27,7 @@ from plimsoll.gateway.one_queue.owner_server import OwnerServer
 from plimsoll.gateway.one_queue.ownership import Ownership
 from plimsoll.gateway.one_queue.peer_secret import PeerSecret
 from plimsoll.gateway.one_queue.peer_views import PeerViews
+from plimsoll.gateway.one_queue.spent_limits import SpentLimits
 from plimsoll.gateway.one_queue.tls_stream import PeerTls
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.picker_replies import slo_deadlines
@@ -78,6 +79,7 @@ class OneQueue:
         self._ownership = Ownership(settings.pod)
         self._views = PeerViews(self._ownership, picker.on_ownership_change)
         self._server = OwnerServer(picker, self._ownership, self._secret, self._views, tls)
+        self._spent = SpentLimits(picker, self._ownership)
         self._tls = tls
         self._links: dict[str, OwnerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -162,9 +164,11 @@ class OneQueue:
 
         Call this too when services have got or lost their SLO: those without one have no owner.
         """
+        self._spent.collect(now)
         for link in self._links.values():
             link.ping()
             self._report_running(link, now, is_all=False)
+            self._spent.hand_over(link, now)
         self._views.check()
         self._server.hand_over(now)
         for ctx in self._picker.queue.requests():
@@ -408,7 +412,9 @@ class OneQueue:
 
     def _on_link_ready(self, link: OwnerLink) -> None:
         link.send(messages.External(dict(self._external)))
-        self._report_running(link, time.monotonic(), is_all=True)
+        self._report_running(link, now := time.monotonic(), is_all=True)
+        self._spent.collect(now, link.name)  # decided here while this owner did not answer
+        self._spent.hand_over(link, now)
 
     def _report_running(self, link: OwnerLink, now: float, *, is_all: bool) -> None:
         """Name the requests of the services that the other gateway owns."""

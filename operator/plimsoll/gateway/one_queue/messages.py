@@ -31,6 +31,7 @@ Hash: TypeAlias = Annotated[int, Meta(ge=0)]
 Blocks: TypeAlias = Annotated[tuple[Hash, ...], Meta(max_length=MAX_BLOCKS)]
 Headers: TypeAlias = Annotated[dict[Name, Name], Meta(max_length=32)]
 View: TypeAlias = Annotated[bytes, Meta(max_length=16)]
+Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
 Number: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
@@ -51,10 +52,11 @@ class Ping(Message):
 
 
 class Pong(Message):
-    """The answer to a ping, with the view of the other side. A gateway of an earlier release takes no FirstToken."""
+    """The answer to a ping, with the view of the other side, and messages that earlier releases do not take."""
 
     view: View = b""
     takes_first_tokens: bool = False
+    takes_spent_limits: bool = False
 
 
 class Question(Message):
@@ -212,8 +214,25 @@ class Charged(Message):
     eta_s: Seconds = 0.0
 
 
+class SpentLimit(Message):
+    """What the sender has admitted of a tenant's quota of a service, or of a key's limits, and is not refilled yet."""
+
+    name: Name
+    requests: Amount
+    tokens: Amount
+    service: Name | None = None
+    requests_per_minute: OutputTokens | None = None
+    tokens_per_minute: OutputTokens | None = None
+
+
+class SpentLimits(Message):
+    """Limits that the sender counted and the receiver owns."""
+
+    spent: Annotated[list[SpentLimit], Meta(max_length=MAX_BATCH)]
+
+
 ToOwner: TypeAlias = (
-    Greeting | Ping | Question | Withdrawn | RunningRequests | FirstToken | Ended | External | Charge
+    Greeting | Ping | Question | Withdrawn | RunningRequests | FirstToken | Ended | External | Charge | SpentLimits
 )  # from the asking side
 FromOwner: TypeAlias = Pong | Queued | Answer | Refused | Charged
 

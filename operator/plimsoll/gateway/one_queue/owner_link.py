@@ -88,7 +88,8 @@ class OwnerLink:
         self._number = 0
         self._paused_until_s = 0.0
         self._was_silent = False  # since a missing acknowledgement
-        self.takes_first_tokens = False  # on this connection
+        self.takes_first_tokens = False  # on this connection, as the next one
+        self.takes_spent_limits = False
 
     @property
     def is_ready(self) -> bool:
@@ -186,6 +187,10 @@ class OwnerLink:
 
     def _on_message(self, connection: Connection, message: messages.FromOwner) -> None:
         self._was_silent = False
+        if isinstance(message, messages.Pong):
+            self._views.record(self.name, message.view)
+            self.takes_first_tokens = message.takes_first_tokens
+            self.takes_spent_limits = message.takes_spent_limits
         if not self._is_ready:
             self._is_ready = self._was_ready = True
             self._paused_until_s = 0.0
@@ -193,16 +198,14 @@ class OwnerLink:
         if isinstance(message, messages.Queued):
             if (unanswered := self._unanswered.get(message.number)) is not None:
                 unanswered.timer.cancel()
-        elif isinstance(message, messages.Pong):
-            self._views.record(self.name, message.view)
-            self.takes_first_tokens = message.takes_first_tokens
-        else:
+        elif not isinstance(message, messages.Pong):
             self._finish(message.number, message)
 
     def _on_close(self, connection: Connection) -> None:
         if connection is not self._connection:
             return
-        self._connection, self._is_ready, self._was_silent, self.takes_first_tokens = None, False, False, False
+        self._connection, self._is_ready, self._was_silent = None, False, False
+        self.takes_first_tokens = self.takes_spent_limits = False
         self._views.drop(self.name)
         for number in list(self._unanswered):
             self._finish(number, FallbackReason.DISCONNECTED)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from plimsoll.gateway.identity import Identity
-from plimsoll.gateway.one_queue import conversions, messages
+from plimsoll.gateway.one_queue import conversions, messages, spent_limits
 from plimsoll.gateway.one_queue.connection import Connection, PeerConnection
 from plimsoll.gateway.one_queue.frames import FrameError
 from plimsoll.gateway.one_queue.ownership import Ownership
@@ -77,6 +77,7 @@ class OwnerServer:
             messages.RunningRequests: self._adopt,
             messages.External: self._set_external,
             messages.Charge: self._charge,
+            messages.SpentLimits: self._count_spent,
         }
 
     async def start(self, address: str, port: int) -> None:
@@ -157,7 +158,7 @@ class OwnerServer:
 
     def _pong(self, connection: Connection, message: messages.Ping, now: float) -> None:
         self._views.record(connection.peer, message.view)
-        connection.send(messages.Pong(self._views.own, takes_first_tokens=True))
+        connection.send(messages.Pong(self._views.own, takes_first_tokens=True, takes_spent_limits=True))
 
     def _set_external(self, connection: Connection, message: messages.External, now: float) -> None:
         if self._picker.inflight.set_peer_external(connection.peer, message.counts):
@@ -297,6 +298,10 @@ class OwnerServer:
         if rejection is not None:
             charged = messages.Charged(message.number, headers, rejection.message, rejection.retry.eta_s or 0.0)
         connection.send(charged)
+
+    def _count_spent(self, connection: Connection, message: messages.SpentLimits, now: float) -> None:
+        for spent in message.spent:
+            spent_limits.count(self._picker, spent, now)
 
     def _is_via(self, connection: Connection, request_id: str) -> bool:
         in_flight = self._picker.inflight.get(request_id)
