@@ -1,7 +1,8 @@
 """`python -m bench`: every measurement in turn, printed and written to build/bench/report.json; `scoreboard`: policies;
 `trust`: the simulator against theory, laws and records; `plan`: the planner beside others and recorded runs; `foreign`:
 Plimsoll's sizing on a simulator that others wrote; `mismatch`: engines that differ from what they announce;
-`ablation`: the law without one of its mechanisms at a time; `figures`: the size of code and docs.
+`ablation`: the law without one of its mechanisms at a time; `endpoint-picker`: its cost behind another gateway;
+`figures`: the size of code and docs.
 
 Nothing here passes or fails but `trust`, which exits 1 where a bound is not met: a figure is for a person to judge. The
 targets stand beside the figures.
@@ -17,7 +18,7 @@ from bench import figures as code_figures
 from bench.ablation import command as ablation
 from bench.controlplane import apply_latency, code_rollout, decision_latency, idle_footprint, pod_startup
 from bench.dynamo_replay import command as foreign
-from bench.gateway import latency
+from bench.gateway import endpoint_picker, latency
 from bench.mismatch import command as mismatch
 from bench.planning import command as planning
 from bench.scoreboard import command
@@ -64,6 +65,7 @@ if __name__ == "__main__":
         "foreign": foreign.main,
         "mismatch": mismatch.main,
         "ablation": ablation.main,
+        "endpoint-picker": endpoint_picker.main,
         "figures": code_figures.main,
     }
     sys.exit(boards.get(sys.argv[1] if len(sys.argv) > 1 else "", lambda _: main(sys.argv[1:]))(sys.argv[2:]))

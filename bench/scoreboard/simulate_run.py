@@ -2,7 +2,8 @@
 
 The plant is drawn with every seed: speeds of replicas within a tenth, noise of steps, starts. Requests come through two
 gateways, as the chart installs them. Plimsoll begins each run with the state of a new service. A policy is given as in
-`plimsoll simulate --policy`; `plimsoll:sloMissCost=K` sets that field of the manifest, for the frontier over it.
+`plimsoll simulate --policy`; `plimsoll:sloMissCost=K` sets that field of the manifest, for the frontier over it, and
+`plimsoll:demand=engines` has targets in place of the tier: demand from the engines' counters, no admission control.
 """
 
 from __future__ import annotations
@@ -128,11 +129,23 @@ def _service(task: RunTask) -> InferenceService:
     manifest = task.row.manifest()
     if _is_plimsoll(task.policy) and ":" in task.policy:
         name, _, value = task.policy.partition(":")[2].partition("=")
-        if name != "sloMissCost" or not value.isdecimal():
-            raise ValueError(f"{task.policy}: sloMissCost=K is all that may follow")
-        scaling = {**manifest["spec"].get("scaling", {}), "sloMissCost": int(value)}
-        manifest["spec"] = {**manifest["spec"], "scaling": scaling}
+        if (name, value) == ("demand", "engines"):
+            manifest["spec"] = _with_target(task.row, manifest["spec"])
+        elif name == "sloMissCost" and value.isdecimal():
+            scaling = {**manifest["spec"].get("scaling", {}), "sloMissCost": int(value)}
+            manifest["spec"] = {**manifest["spec"], "scaling": scaling}
+        else:
+            raise ValueError(f"{task.policy}: only sloMissCost=K or demand=engines may follow")
     return parse(manifest)
+
+
+def _with_target(row: BoardRow, spec: dict[str, Any]) -> dict[str, Any]:
+    """The spec with a Deployment of the same engines in place of the tier, whose count Plimsoll sets."""
+    (tier,) = spec["tiers"].values()
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": row.name}
+    others = {name: value for name, value in spec.items() if name != "tiers"}
+    scaling = {**spec.get("scaling", {}), "mode": "Auto"}
+    return {**others, "scaling": scaling, "targets": {"serve": {"scaleTargetRef": reference, **tier}}}
 
 
 def _hardware(row: BoardRow) -> profile.HardwareProfile:

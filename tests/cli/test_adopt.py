@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +9,7 @@ import yaml
 
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.cli.adopt import AdoptCommandError, documents, evidence_of
-from plimsoll.cli.main import main
 from plimsoll.core.errors import Forbidden
-from tests.api.manifests import adopted
 from tests.cli.fake_kube import FakeKube
 
 Object = dict[str, Any]
@@ -166,11 +163,3 @@ async def test_missing_permission_is_an_error() -> None:
 @pytest.mark.parametrize("image", ["ghcr.io/llm-d/llm-d-inference-scheduler:v1", "nginx:1", "plimsoll/gateway:1"])
 def test_other_images_are_no_evidence(image: str) -> None:
     assert evidence_of(pod(image=image)) is None
-
-
-def test_simulate_refuses_a_service_with_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest, trace = tmp_path / "service.yaml", tmp_path / "trace.csv"
-    manifest.write_text(yaml.safe_dump(adopted()))
-    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,10\n")
-    assert main(["simulate", f"--service={manifest}", f"--trace={trace}", "--hardware=h200-8b"]) == 1
-    assert "spec.targets: only tiers can be simulated" in capsys.readouterr().err

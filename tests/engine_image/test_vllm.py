@@ -1,6 +1,7 @@
 """Real vLLM engines under the launcher on loopback: a prefill and a decode engine with a tiny model.
 
-Needs an interpreter with vLLM, NIXL and pytest. The tests run in order: the later ones take the engines down.
+Needs an interpreter with vLLM, NIXL, pytest, pydantic and orjson. The tests run in order: the later ones take the
+engines down.
 """
 
 import contextlib
@@ -21,6 +22,11 @@ from typing import Any
 import pytest
 
 from launcher.contract import IMAGE_ROOT
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.engines import conformance
+from plimsoll.engines.conformance import OK, Server
+from plimsoll.resources.engine_pod import default_engine_args
+from tests import builders
 from tests.ports import free_ports
 
 pytestmark = [
@@ -138,7 +144,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def engine(model: Path, role: str, folder: Path, args: Sequence[str] = ()) -> Iterator[Engine]:
+def engine(
+    model: Path, role: str, folder: Path, args: Sequence[str] = (), default_args: Sequence[str] = ARGS
+) -> Iterator[Engine]:
     """An engine of a role under its launcher; `args` are the user's."""
     api, port, nixl = free_ports(3)
     document = json.loads((IMAGE_ROOT / "contract.json").read_text())
@@ -157,7 +165,7 @@ def engine(model: Path, role: str, folder: Path, args: Sequence[str] = ()) -> It
         "PLIMSOLL_ROLE": role,
         "PLIMSOLL_MODEL": str(model),
         "PLIMSOLL_SERVED_NAMES": '["tiny"]',
-        "PLIMSOLL_DEFAULT_ARGS": json.dumps(ARGS),
+        "PLIMSOLL_DEFAULT_ARGS": json.dumps(default_args),
         "PLIMSOLL_ARGS": json.dumps(args),
         "PLIMSOLL_POD_IP": "127.0.0.1",
         "PLIMSOLL_REMOTE_PREFILL_DEADLINE_SECONDS": "30",
@@ -300,3 +308,21 @@ def test_vllm_killed_engine_core_breaks_stream(pair: Pair) -> None:
     status, refused = pair.decode.post(body("a"))
     assert (status, refused["error"]["code"]) == (503, "engine_failed")
     assert pair.decode.process.wait() == 1
+
+
+def test_vllm_with_the_operators_arguments_has_all(model: Path, tmp_path: Path) -> None:
+    """What `python -m plimsoll.engines.conformance URL --pid PID` prints of it."""
+    made = parse(builders.service(engine={"args": ARGS}, tiers={"serve": {}}))
+    (tier,) = made.spec.sized_tiers.values()
+    defaults = default_engine_args(made, "serve", tier, builders.PLATFORM)  # type: ignore[arg-type]
+    with engine(model, "serve", tmp_path, ARGS, defaults) as running:
+        running.ready.wait()
+        assert running.process.poll() is None, "".join(running.log[-40:])
+        server = Server(f"http://127.0.0.1:{running.api}", timeout_s=120.0)
+        results = conformance.run(server, "vllm")
+        results.append(conformance.check_drain(server, lambda: running.process.send_signal(signal.SIGTERM)))
+        assert running.process.wait() == 0
+    print(*(result.line() for result in results), sep="\n")
+    assert {result.check for result in results if result.outcome != OK} == {"embeddings"}  # the model has none
+    (metrics,) = (result.detail for result in results if result.check == "metrics")  # of drafts, and of NIXL
+    assert metrics.endswith("; lacks draft_tokens, accepted_draft_tokens, post_s, transfer_s")

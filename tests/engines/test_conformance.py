@@ -19,6 +19,7 @@ import pytest
 
 from plimsoll.engines import conformance
 from plimsoll.engines.conformance import MISSING, NOTE, OK, Result, Server
+from plimsoll.engines.engine import Launch
 from plimsoll.engines.registry import ENGINES
 from tests.gateway.simulated_engine import simulated_engine
 from tests.ports import free_ports
@@ -46,17 +47,29 @@ async def test_engine_simulator_has_all(tmp_path: Path) -> None:
     assert "is gone after" in detail(results, "cancel")
 
 
-@pytest.mark.skipif(not HAS_LLAMA_CPP, reason="xllamacpp and gguf are not installed")
-def test_llama_cpp_server_has_all(tmp_path: Path) -> None:
+@pytest.fixture
+def llama_cpp(tmp_path: Path) -> Iterator[Server]:
+    """llama.cpp's server with the adapter's arguments and some of a user; its parser refuses those it does not have."""
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "tests.engines.tiny_gguf", str(tmp_path), str(port)]
+    model = str(tmp_path / "tiny.gguf")
+    own = ENGINES["llama-cpp"].own_args(Launch(model, False, "chat", "generate", 0, port))
+    users = ["--parallel", "2", "--ctx-size", "4096", "--threads", "1", "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", "tests.engines.tiny_gguf", model, *own, *users]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None
-            assert any("serving on" in line for line in process.stdout)
-            results = conformance.run(Server(f"http://127.0.0.1:{port}"))
+            lines = list(itertools.takewhile(lambda line: "serving on" not in line, process.stdout))
+            assert process.poll() is None, "".join(lines[-20:])
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            yield Server(f"http://127.0.0.1:{port}")
         finally:
             process.kill()
+
+
+@pytest.mark.skipif(not HAS_LLAMA_CPP, reason="xllamacpp and gguf are not installed")
+def test_llama_cpp_with_the_adapters_arguments_has_all(llama_cpp: Server) -> None:
+    results = conformance.run(llama_cpp)
+    print(*(result.line() for result in results), sep="\n")
     assert [outcomes(results).get(check) for check in REQUIRED] == [OK] * len(REQUIRED), results
     assert detail(results, "metrics").startswith("llama.cpp: has running, waiting, steps, ")
     assert detail(results, "metrics").endswith("lacks kv_used")

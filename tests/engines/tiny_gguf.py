@@ -1,13 +1,18 @@
 """Writes a llama model of two layers with random weights as GGUF, and serves it with llama.cpp's own server.
 
-python -m tests.engines.tiny_gguf FOLDER PORT    # needs the packages gguf and xllamacpp, which has the server
+python -m tests.engines.tiny_gguf PATH --model PATH --port PORT ...    # needs the packages gguf and xllamacpp
+
+xllamacpp has the server as a library, without its main program. The arguments are read by the parser of `llama-server`,
+which the library exports; Python has no other way to it than its symbol.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,9 @@ import numpy as np
 
 WIDTH, LAYERS, HEADS, FEED_FORWARD, CONTEXT = 64, 2, 4, 128, 4096
 UNKNOWN, CONTROL, BYTE, NORMAL = 2, 3, 6, 1  # kinds of tokens in GGUF
+PARSE = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
+SERVER = 12  # LLAMA_EXAMPLE_SERVER of build 11549: another program does not take --alias
+PARAMS_OFFSET = object.__basicsize__  # of the params in xllamacpp's object, in bytes
 
 
 def write_model(path: Path) -> None:
@@ -65,14 +73,15 @@ def write_model(path: Path) -> None:
     writer.close()
 
 
-def serve(model: Path, port: int) -> None:
-    """Serve the model on loopback with two slots, until the process ends."""
+def serve(args: Sequence[str]) -> None:
+    """Serve with the arguments of `llama-server`, until the process ends. Exit status 2 if it does not take them."""
     xllamacpp: Any = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
-    params.model.path, params.model_alias = str(model), {"chat"}
-    params.hostnames, params.port = ["127.0.0.1"], port
-    params.n_parallel, params.n_ctx, params.endpoint_metrics = 2, CONTEXT, True
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    parse = ctypes.CDLL(str(Path(xllamacpp.__file__).with_name("xllamacpp.abi3.so")))[PARSE]
+    parse.restype = ctypes.c_bool
+    words = (ctypes.c_char_p * (len(args) + 2))(b"llama-server", *map(str.encode, args), None)
+    if not parse(len(args) + 1, words, ctypes.c_void_p(id(params) + PARAMS_OFFSET), SERVER, None):
+        sys.exit(2)
     server = xllamacpp.Server(params)
     print(f"serving on {server.listening_address}", flush=True)
     while True:
@@ -80,6 +89,5 @@ def serve(model: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) / "tiny.gguf"
-    write_model(target)
-    serve(target, int(sys.argv[2]))
+    write_model(Path(sys.argv[1]))
+    serve(sys.argv[2:])

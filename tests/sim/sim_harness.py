@@ -139,7 +139,7 @@ def simulate(
 ) -> FinishedRun:
     of = of or serve_manifest()
     usual: dict[str, Any] = {
-        "initial": {Role(name): tier.replica_bounds[0] for name, tier in of.spec.tiers.items()},
+        "initial": {Role(name): tier.replica_bounds[0] for name, tier in of.spec.sized_tiers.items()},
         "end_s": requests[-1].at_s,
     }
     visits: list[Attempt] = []

@@ -62,10 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     requests = _load_requests(arguments)
     _report_unknown_classes(requests, [one.name for one in service.classes], sys.stderr)
     plant = _make_plant(arguments, service, requests)
-    bounds = {Role(name): tier.replica_bounds for name, tier in service.spec.tiers.items()}
+    bounds = {Role(name): tier.replica_bounds for name, tier in service.spec.sized_tiers.items()}
     policies = arguments.policy or ["plimsoll"]
     slo = None if service.spec.slo is None else service.spec.slo.to_core()
-    context = PolicyContext(bounds, plant, slo, plant.gpus, requests)
+    context = PolicyContext(bounds, plant, slo, plant.gpus, requests, service.spec.targets is not None)
     config = RunConfig(
         _initial_replicas(arguments.initial, bounds),
         requests[-1].at_s,
@@ -281,8 +281,6 @@ def _load_service(path: str) -> InferenceService:
     if not isinstance(metadata, dict):
         raise BadInput(f"{path}: metadata: must contain the name of the service")
     service = parse({**services[0], "metadata": {"namespace": "default", **metadata}})
-    if service.spec.targets is not None:
-        raise BadInput(f"{path}: spec.targets: only tiers can be simulated, not engines that exist")
     if service.fallback is not None:
         fallback_name = service.fallback[1]
         print(
@@ -345,7 +343,7 @@ def _report_unknown_classes(requests: Sequence[TraceRequest], known_classes: Col
 
 
 def _make_plant(arguments: argparse.Namespace, service: InferenceService, requests: Sequence[TraceRequest]) -> Plant:
-    hardware_profile, tiers = profile.load(arguments.hardware), dict(service.spec.tiers.items())
+    hardware_profile, tiers = profile.load(arguments.hardware), service.spec.sized_tiers
     limits = {} if "serve" in tiers else {"block_size": vllm.DISAGGREGATED_BLOCK_TOKENS}
     limits |= _stated_limits(service.spec.engine.args)
     hardware_profile = replace(hardware_profile, **cast(Any, limits))

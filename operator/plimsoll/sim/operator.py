@@ -4,6 +4,8 @@ It feeds the core as `plimsoll.controllers.autoscale.autoscaler` does. Gateway a
 `MetricsAggregator`, and completed start-ups to `ServiceState`. `decide_all` runs once a second, and then
 `AdmissionPublisher` publishes the admission limits. When a tier scales down, candidates are ranked by the last reading
 of each gateway and each engine, whatever its age.
+
+Of a service with targets it knows the engines' metrics only: no gateway, no launcher. It publishes no limits for it.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.ports import EngineReading, ServiceReading
 from plimsoll.core.types import Role
+from plimsoll.sim.adopted_engines import AdoptedEngines, known_phases
 
 TICK_S: Final = 1.0
 GATEWAY_POLL_S: Final = 1.0  # interval of gateway polls
 BUSY_SCRAPE_S: Final = 5.0  # interval of scrapes of an engine with requests
 IDLE_SCRAPE_S: Final = 10.0
+ADOPTED_SCRAPE_S: Final = 2.0  # of a target's engine: its counters are the demand
 DEFAULT_SHARE: Final = 0.95  # percentile of the metrics of a service without an SLO
 _SERVICE_KEY: Final = "service"
 
@@ -36,9 +40,10 @@ class SimulatedOperator:
     """All times are seconds since the epoch."""
 
     def __init__(self, service: InferenceService) -> None:
-        roles = [name for name, _ in service.spec.tiers.items()]
+        roles, is_adopted = list(service.spec.sized_tiers), service.spec.targets is not None
         self._service = service
-        self._aggregator = MetricsAggregator([Role(name) for name in roles])
+        self._adopted = AdoptedEngines() if is_adopted else None
+        self._aggregator = MetricsAggregator([Role(name) for name in roles], demand_from_engines=is_adopted)
         self._publisher = AdmissionPublisher()
         self._gateways: dict[str, ServiceReading] = {}
         self._requests_by_pod: dict[str, float] = {}
@@ -50,7 +55,20 @@ class SimulatedOperator:
         """The limits last published to gateways."""
         return self._publisher.published
 
+    @property
+    def is_adopted(self) -> bool:
+        """Whether the engines are those of targets."""
+        return self._adopted is not None
+
+    def scrape_interval_s(self, is_busy: bool) -> float:
+        """Seconds until the next scrape of an engine."""
+        if self.is_adopted:
+            return ADOPTED_SCRAPE_S
+        return BUSY_SCRAPE_S if is_busy else IDLE_SCRAPE_S
+
     def observe_engine(self, role: Role, reading: EngineReading) -> None:
+        if self._adopted is not None:
+            self._adopted.observe(reading)
         self._aggregator.observe_engine(role, reading)
         if reading.running is not None:
             self._requests_by_pod[reading.pod] = reading.running + (reading.waiting or 0.0)
@@ -68,7 +86,7 @@ class SimulatedOperator:
 
     def record_startup(self, tier: str, phases: Sequence[tuple[str, float]]) -> None:
         """Record a completed start-up: its phases in order, in seconds."""
-        self.service_state.record_startup(tier, phases)
+        self.service_state.record_startup(tier, phases if self._adopted is None else known_phases(tuple(phases)))
 
     def tick(
         self,
@@ -84,7 +102,10 @@ class SimulatedOperator:
             self._service.policy(now_s), slo, spec.scaling.headroom_share, spec.scaling.horizon_s, self._service.classes
         )
         share = DEFAULT_SHARE if slo is None else slo.share
+        if self._adopted is not None:
+            tiers = {name: self._adopted.known(tier, [*ready[Role(name)]]) for name, tier in tiers.items()}
         snapshot = ServiceSnapshot(self._aggregator.collect(now_s, ready, gateways, share), tiers)
         decision = decide_all({_SERVICE_KEY: (self.service_state, snapshot, scaling_spec)}, now_s)[_SERVICE_KEY]
-        self._publisher.publish(self.service_state, snapshot, scaling_spec, gateways, now_s)
+        if self._adopted is None:
+            self._publisher.publish(self.service_state, snapshot, scaling_spec, gateways, now_s)
         return decision

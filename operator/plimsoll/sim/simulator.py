@@ -28,7 +28,7 @@ from plimsoll.sim.engine.quantile_sketch import QuantileSketch
 from plimsoll.sim.event_queue import RANK_ARRIVAL, RANK_KILL, RANK_POLL, RANK_SCRAPE, RANK_TICK, EventQueue
 from plimsoll.sim.fleet import FleetTier, GpuPool, SimulatedReplica
 from plimsoll.sim.gateway import SimulatedGateway
-from plimsoll.sim.operator import BUSY_SCRAPE_S, GATEWAY_POLL_S, IDLE_SCRAPE_S, TICK_S, SimulatedOperator
+from plimsoll.sim.operator import GATEWAY_POLL_S, TICK_S, SimulatedOperator
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies.base import EngineReadings, Observation, PlimsollPolicy, SimulatedPolicy
 from plimsoll.sim.replica_lifecycle import ReplicaLifecycle
@@ -55,7 +55,7 @@ class Simulator:
         self._policy, self._config = policy, config
         random = Random(config.seed)
         self._random = Random(random.getrandbits(64))
-        roles = [Role(name) for name, _ in service.spec.tiers.items()]
+        roles = [Role(name) for name in service.spec.sized_tiers]
         gpu_pool = GpuPool(config.max_gpus)
         self.tiers = {role: FleetTier(role, plant, Random(random.getrandbits(64)), gpu_pool) for role in roles}
         clients = RetryingClients(config.retry_behavior, Random(random.getrandbits(64)))
@@ -74,7 +74,8 @@ class Simulator:
         deciders = self.gateways[:1] if has_owner else self.gateways
         self.operator = SimulatedOperator(service) if policy.runs_operator else None
         gateway_random = Random(random.getrandbits(64))
-        is_plimsoll = isinstance(policy, PlimsollPolicy)  # other policies mark no scale-down candidates
+        # Other policies mark no scale-down candidates, and nobody does so on the pods of a target.
+        marks = self.operator if isinstance(policy, PlimsollPolicy) and service.spec.targets is None else None
         self._events = EventQueue()
         self._schedule = self._events.schedule
         self._requests = RequestPath(
@@ -95,7 +96,7 @@ class Simulator:
             events=self._events,
             log=self.log,
             itl=self.itl,
-            replica_load=self.operator.replica_load if self.operator is not None and is_plimsoll else None,
+            replica_load=None if marks is None else marks.replica_load,
             on_replica_ready=self._on_replica_ready,
         )
         self._arrivals: Iterator[TraceRequest] = iter(())
@@ -165,7 +166,7 @@ class Simulator:
         self._requests.collect_engine_events(replica, now_s)
         self.operator.observe_engine(replica.role, reading)
         busy = replica.engine.metrics.steps != steps or replica.engine.running or replica.engine.waiting
-        every_s = BUSY_SCRAPE_S if busy else IDLE_SCRAPE_S
+        every_s = self.operator.scrape_interval_s(bool(busy))
         self._schedule(now_s + every_s, RANK_SCRAPE, self._scrape, replica, replica.engine.metrics.steps)
 
     def _tick(self, now_s: float) -> None:

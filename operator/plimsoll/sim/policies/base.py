@@ -65,7 +65,7 @@ class Observation:
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
     """What a policy is created for. gpus: of a replica. requests: the whole trace, only for policies that know the
-    future.
+    future. is_adopted: whether the engines are those of targets, before which nothing admits.
     """
 
     bounds: Bounds
@@ -73,6 +73,7 @@ class PolicyContext:
     slo: Slo | None = None
     gpus: Mapping[Role, int] = field(default_factory=dict)
     requests: Sequence[TraceRequest] | None = None
+    is_adopted: bool = False
 
 
 class SimulatedPolicy(Protocol):

@@ -64,7 +64,13 @@ def parse(text: str, context: PolicyContext) -> SimulatedPolicy:
     name, _, rest = text.partition(":")
     if name not in _FAMILIES:
         raise BadInput(f"--policy {text!r} is none of {', '.join(dict.fromkeys((*_FAMILIES, *COMPARISONS)))}")
-    return _FAMILIES[name].make(PolicyOptions(f"--policy {text}", rest), context)
+    policy = _FAMILIES[name].make(PolicyOptions(f"--policy {text}", rest), context)
+    if context.is_adopted and policy.runs_operator and not isinstance(policy, PlimsollPolicy):
+        raise BadInput(
+            f"--policy {text}: needs admission control, which engines of spec.targets do not have: set gated=0, or "
+            "simulate a manifest with spec.tiers"
+        )
+    return policy
 
 
 def search_space(name: str) -> Sequence[str]:
