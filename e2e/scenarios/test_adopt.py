@@ -1,15 +1,21 @@
-"""A Deployment of engines that Plimsoll did not make: recommendations, then its count, then an HPA takes over."""
+"""A Deployment of engines that Plimsoll did not make: recommendations, then its count, then an HPA takes over.
+
+Another one serves behind Plimsoll's gateway, without a change to it.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import yaml
 
 from e2e.cluster.settings import KUBECONFIG
+from e2e.lib import stack
 from e2e.lib.foreign_fleets import PORT, Fleet, Object
 from e2e.lib.kube import Cluster
 from e2e.lib.service import START_S, Service
@@ -17,6 +23,8 @@ from e2e.lib.wait import sleep, wait_until
 from plimsoll.api import labels
 
 NAME = "foreign"
+ROUTED = "routed"
+MODEL = "example/sim-8b"  # that the engines serve
 REQUESTS = 60  # well above the 20 from which an engine's means count
 WORKERS = 8
 RECOMMENDATION_S = 300.0  # from the manifest to the first recommendation
@@ -24,9 +32,9 @@ QUIET_S = 30.0  # time in which nothing may change
 FLEET = Fleet(NAME, "apps/v1", "Deployment", "deployments", (("app", NAME),))
 
 
-def _without_replicas(cluster: Cluster, namespace: str) -> Object:
+def _without_replicas(cluster: Cluster, namespace: str, name: str = NAME) -> Object:
     """What the fleet's owner has written, as the API server has it."""
-    live = cluster.get("deployments", NAME, namespace)
+    live = cluster.get("deployments", name, namespace)
     assert live is not None
     spec = {name: value for name, value in live["spec"].items() if name != "replicas"}
     meta = live["metadata"]
@@ -55,7 +63,7 @@ def _send(cluster: Cluster, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{PORT}/proxy/v1/completions"
 
     def ask(number: int) -> None:
-        cluster.call(path, {"model": "example/sim-8b", "prompt": f"{number} " * 200, "max_tokens": 16})
+        cluster.call(path, {"model": MODEL, "prompt": f"{number} " * 200, "max_tokens": 16})
 
     with ThreadPoolExecutor(WORKERS) as workers:
         list(workers.map(ask, range(REQUESTS)))
@@ -119,3 +127,55 @@ def test_foreign_fleet_is_recommended_scaled_and_left_to_an_hpa(
     cluster.delete(labels.PLURAL, NAME, namespace=namespace)
     assert _replicas(cluster, namespace) == 3
     assert _without_replicas(cluster, namespace) == before
+
+
+def _ask_gateway(requests: int) -> Counter[int]:
+    """Requests through the gateway, by status."""
+    url = f"{stack.GATEWAY_URL}/v1/completions"
+
+    def ask(number: int) -> int:
+        body = {"model": MODEL, "prompt": f"{number} " * 200, "max_tokens": 16}
+        return httpx.post(url, json=body, timeout=60, trust_env=False).status_code
+
+    with ThreadPoolExecutor(WORKERS) as workers:
+        return Counter(workers.map(ask, range(requests)))
+
+
+def test_foreign_fleet_serves_behind_the_gateway(service: Callable[[str], Service], cluster: Cluster) -> None:
+    llm, fleet = service(ROUTED), Fleet(ROUTED, "apps/v1", "Deployment", "deployments", (("app", ROUTED),))
+    namespace = llm.namespace
+    cluster.apply(*fleet.manifests(), namespace=namespace)
+    cluster.kubectl("scale", "-n", namespace, f"deployment/{ROUTED}", "--replicas=2")
+    cluster.kubectl("rollout", "status", "-n", namespace, f"deployment/{ROUTED}", "--timeout=300s")
+    before = _without_replicas(cluster, namespace, ROUTED)
+    target = {"scaleTargetRef": fleet.reference, "metricsPort": PORT, "port": PORT, "maxReplicas": 4, "gpus": 0}
+    spec = {
+        "model": {"uri": f"hf://{MODEL}", "name": MODEL},
+        "slo": {"ttft": "2s", "tpot": "80ms"},
+        "targets": {"serve": target},
+    }
+    manifest = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": {"name": ROUTED}, "spec": spec}
+    cluster.apply(manifest, namespace=namespace)
+    print(llm.wait_condition("Ready", 120, status="True", reason="Serving")["message"])
+    assert llm.status()["tiers"]["serve"]["podSelector"] == f"app={ROUTED}"
+
+    def is_sized() -> Object | None:
+        assert _ask_gateway(REQUESTS) == {200: REQUESTS}
+        return llm.limits().get("costModel")
+
+    wait_until("gateways have admission limits", is_sized, RECOMMENDATION_S, every_s=2.0)
+
+    def is_measured() -> Object | None:
+        _ask_gateway(WORKERS)
+        found = llm.status().get("slo") or {}
+        return found if found.keys() >= {"offered", "ttft"} else None
+
+    slo = wait_until("gateways report TTFT and load", is_measured, 60)
+    print(f"offered {slo['offered']}, TTFT {slo['ttft']}")
+    assert not llm.condition("MetricsDegraded")
+
+    gone = cluster.list("pods", namespace, f"app={ROUTED}")[0]["metadata"]["name"]
+    cluster.delete("pods", gone, namespace=namespace)
+    assert _ask_gateway(REQUESTS) == {200: REQUESTS}
+    assert _without_replicas(cluster, namespace, ROUTED) == before
+    assert llm.condition("ScalingInactive")["reason"] == "RecommendOnly"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from plimsoll.adapters.engine_metrics import parse_metrics
-from plimsoll.adapters.unlaunched_engine import command_line, engine_info
+from plimsoll.adapters.engine_of_pod import command_line
+from plimsoll.adapters.unlaunched_engine import engine_info
 from plimsoll.api import labels
 from plimsoll.core.engine_model.observed_benchmark import MIN_REQUESTS, observed_benchmark
 from plimsoll.core.engine_model.self_benchmark import choose_prior

@@ -10,7 +10,8 @@ _REF = f"{_TARGET}.scaleTargetRef"
 _REQUIRED = ("is required", "Required value")
 _SELECTOR = "must be a label selector of equalities, such as app=llm,tier=serve"
 _NOT_RUN = "is not allowed with targets: Plimsoll does not run their engines"
-_NO_GATEWAY = "is not allowed with targets: their requests do not pass the gateway"
+_NO_GATEWAY = "is not allowed with targets: without targets.serve.port their requests do not pass the gateway"
+_NO_LIMIT = "is not allowed with targets: only engines that Plimsoll runs add it to requests"
 
 TARGET_CASES = [
     Case({"spec.tiers": {"serve": {}}}, "spec.tiers", "tiers and targets exclude each other", base=adopted),
@@ -29,6 +30,8 @@ TARGET_CASES = [
     *text_cases(f"{_TARGET}.podSelector", 1024, _SELECTOR, ("app in (a)", "=a", "app=a,", "!app"), base=adopted),
     single_edit(f"{_TARGET}.metricsPort", 0, "must be at least 1", "greater than or equal to 1", base=adopted),
     single_edit(f"{_TARGET}.metricsPort", 65536, "must be at most 65535", "less than or equal to 65535", base=adopted),
+    single_edit(f"{_TARGET}.port", 0, "must be at least 1", "greater than or equal to 1", base=adopted),
+    single_edit(f"{_TARGET}.port", 65536, "must be at most 65535", "less than or equal to 65535", base=adopted),
     single_edit(f"{_TARGET}.minReplicas", 0, "must be at least 1", "greater than or equal to 1", base=adopted),
     single_edit(f"{_TARGET}.minReplicas", 1001, "must be at most 1000", "less than or equal to 1000", base=adopted),
     single_edit(f"{_TARGET}.maxReplicas", 0, "must be at least 1", "greater than or equal to 1", base=adopted),
@@ -61,13 +64,28 @@ TARGET_CASES = [
     single_edit("spec.engine.tuning", "Off", _NOT_RUN, base=adopted),
     single_edit("spec.model.cache", {"claimName": "hf"}, _NOT_RUN, base=adopted),
     single_edit("spec.model.secretRef", {"name": "hf"}, _NOT_RUN, base=adopted),
-    single_edit("spec.engine.prefixCache", "Shared", _NO_GATEWAY, base=adopted),
+    single_edit("spec.engine.prefixCache", "Shared", _NOT_RUN, base=adopted),
     single_edit("spec.admission", {}, _NO_GATEWAY, base=adopted),
-    single_edit("spec.requestLimits", {"maxOutputTokens": 8}, _NO_GATEWAY, base=adopted),
+    single_edit("spec.requestLimits", {"maxDuration": "60s"}, _NO_GATEWAY, base=adopted),
+    Case(
+        {f"{_TARGET}.port": 8000, "spec.requestLimits": {"maxOutputTokens": 8}},
+        "spec.requestLimits.maxOutputTokens",
+        _NO_LIMIT,
+        base=adopted,
+    ),
+    Case(
+        {
+            f"{_TARGET}.port": 8000,
+            "spec.admission": {"classes": [{"name": "a", "requestLimits": {"maxOutputTokens": 8}}]},
+        },
+        "spec.admission.classes",
+        f"requestLimits.maxOutputTokens of a class {_NO_LIMIT}",
+        base=adopted,
+    ),
     single_edit(
         "spec.scaling.schedule",
         [{"from": "08:00", "until": "20:00", "minReplicas": 0}],
-        "minReplicas 0 is not allowed with targets: nothing would wake the engines",
+        "minReplicas 0 is not allowed with targets: they do not scale to zero",
         base=adopted,
     ),
     Case(

@@ -391,4 +391,9 @@ VALID_ADOPTED: list[dict[str, Any]] = [
     {"spec.targets.serve.scaleTargetRef.apiVersion": "v1", "spec.targets.serve.metricsPort": 65535},
     {"spec.targets.serve.minReplicas": 1000, "spec.targets.serve.maxReplicas": 1000, "spec.targets.serve.gpus": 0},
     {"spec.scaling.schedule": [{"from": "08:00", "until": "20:00", "minReplicas": 2}]},
+    {
+        "spec.targets.serve.port": 8000,
+        "spec.requestLimits": {"maxDuration": "60s"},
+        "spec.admission": {"classes": [{"name": "a", "requestLimits": {"idleTimeout": "30s"}}]},
+    },
 ]

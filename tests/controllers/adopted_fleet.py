@@ -21,7 +21,7 @@ from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.controllers.targets.target_poller import TargetPoller
 from plimsoll.core.errors import ClusterError, Forbidden, NotFound
-from plimsoll.core.ports import BucketCounts, EngineInfo, SelfBenchmark
+from plimsoll.core.ports import BucketCounts, EngineInfo, GatewayReading, SelfBenchmark
 from plimsoll.core.types import Role
 from tests import builders
 from tests.api.manifests import adopted, edited
@@ -59,6 +59,9 @@ class AdoptedFleet(KubeClient):
         self.writes: list[tuple[str, int]] = []  # field manager, and count
         self.selector: str | None = "app=llm"
         self.deployments = {"llm"}
+        self.gateway_readings: list[GatewayReading] = []  # of the next tick
+        self.gateway_view = GatewayView(1, 1, {})
+        self.limits: list[Object] = []  # InferenceServiceAdmissions as applied
         self.unanswered: set[str] = set()  # names for which the API server fails
         self.selected: dict[str, int] = {}  # pods of other selectors
         self.labels: dict[str, str] = {}
@@ -79,7 +82,7 @@ class AdoptedFleet(KubeClient):
         self.dirty = True
         self.targets = TargetPoller(self, self.cache, lambda key: self._mark_dirty())
         sources = SignalSources(
-            lambda: ((), ("gw-1",)),
+            lambda: (self.gateway_readings, ("gw-1",)),
             lambda namespace, pod: ABOUT,
             lambda namespace, pod: None,
             checkpoint=lambda _: self.checkpoint,
@@ -87,7 +90,7 @@ class AdoptedFleet(KubeClient):
             on_target_written=self.targets.record_write,
         )
         self.reconciler = Reconciler(
-            self, self.cache, builders.PLATFORM, lambda: GatewayView(1, 1, {}), lambda key: self.scaler.report(key),
+            self, self.cache, builders.PLATFORM, lambda: self.gateway_view, lambda key: self.scaler.report(key),
             DrainReports(self.cache), "operator-1", checkpoints=CheckpointStore(self), targets=self.targets.states,
         )  # fmt: skip
         self.scaler = Autoscaler(
@@ -190,10 +193,20 @@ class AdoptedFleet(KubeClient):
         return obj
 
     async def apply(self, obj: Object, manager: str, *, force: bool = True, subresource: str | None = None) -> Object:
+        if obj["kind"] == labels.ADMISSION_KIND:
+            assert obj["metadata"]["name"] == KEY[1]
+            self._version += 1
+            live = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version), "uid": "uid-limits"}}
+            self.limits.append(live)
+            return live
         if obj["kind"] == labels.CHECKPOINT_KIND or obj["metadata"]["namespace"] == "plimsoll-system":
             return obj
         assert (obj["kind"], subresource) == (labels.KIND, "status"), "nothing but the own status is written"
         return self._store({**self.object, "status": obj["status"]})
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str | None = None) -> None:
+        assert (resource.kind, name) == (labels.ADMISSION_KIND, KEY[1])
+        self.limits.clear()
 
     async def is_terminating(self, namespace: str) -> bool:
         return False

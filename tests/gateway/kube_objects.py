@@ -104,6 +104,34 @@ def pod(
     }
 
 
+def target_service(
+    name: str = "chat", port: int | None = 8000, selector: str | None = "app=llm", **changes: Any
+) -> Object:
+    """An InferenceService with a target, whose pods the operator has found."""
+    obj = service(name, **changes)
+    ref = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llm"}
+    serve = {"scaleTargetRef": ref, "maxReplicas": 4, **({} if port is None else {"port": port})}
+    tier = {"summary": "1/1", **({} if selector is None else {"podSelector": selector})}
+    return {
+        **obj,
+        "spec": {**obj["spec"], "targets": {"serve": serve}},
+        "status": {**obj["status"], "tiers": {"serve": tier}},
+    }
+
+
+def target_pod(ip: str, *, ready: bool = True, args: Iterable[str] = (), **changes: Any) -> Object:
+    """A pod that Plimsoll did not make; `changes` go into its metadata."""
+    return {
+        "metadata": {"name": f"llm-{ip.replace('.', '-')}", "namespace": "team", "labels": {"app": "llm"}, **changes},
+        "spec": {"containers": [{"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "args": list(args)}]},
+        "status": {
+            "phase": "Running",
+            "podIP": ip,
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }
+
+
 def gateway_pod(name: str, *, ready: bool = True, address: str = "", **changes: Any) -> Object:
     """A gateway pod of the release; `changes` go into its metadata."""
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]

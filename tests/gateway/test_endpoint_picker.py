@@ -14,7 +14,7 @@ from tests.gateway.conftest import make_directory
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.foreign_envoy import BUFFERED, DESTINATION, DUPLEX, SUBSET_HEADER, Json
 from tests.gateway.foreign_gateway import ForeignGateway, wait_listening
-from tests.gateway.kube_objects import pod, service, with_adapters
+from tests.gateway.kube_objects import pod, service, target_pod, target_service, with_adapters
 from tests.gateway.picker_harness import service_with_slo
 from tests.gateway.stack import GatewayStack, wait_until
 from tests.ports import free_port
@@ -93,6 +93,15 @@ async def test_request_is_served_and_counted(foreign: Foreign) -> None:
     assert found["ttft"]["counts"] == [1]
     await foreign.stack.wait_inflight(engine, 0)
     assert json.loads(engine.received[0].body)["messages"] == [{"role": "user", "content": "hi"}]
+
+
+async def test_engine_of_a_target_is_picked(foreign: Foreign) -> None:
+    engine = await foreign.stack.engine()
+    foreign.stack.write_objects([target_service(port=engine.port)], [target_pod(engine.host)])
+    await foreign.stack.wait_routable(engine)
+    status, _, headers = await foreign.ask_fully()
+    assert (status, headers["x-engine"]) == (200, engine.address)  # type: ignore[index]
+    assert (await foreign.stack.wait_completed(1))["requests"]["succeeded"] == 1
 
 
 async def test_engine_gets_only_headers_of_the_picker(foreign: Foreign) -> None:

@@ -3,8 +3,8 @@
 Problem: pods of several revisions run at once, so the spec does not say what a pod runs.
 
 Idea: the pod says it. A pod with a launcher has the engine's arguments in its environment. Any other has the label
-`plimsoll.dev/engine`, its arguments in the container, and an annotation if the user named the metrics. The cached copy
-of a target's pod has the port of its metrics.
+`plimsoll.dev/engine`, its arguments in the container, and an annotation if the user named the metrics. The copy of a
+target's pod has the ports of its API and metrics.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def is_of_earlier_service(pod: Object, service: Object) -> bool:
 
 def engine_args(pod: Object) -> tuple[object, ...]:
     """The engine's arguments, those of variables and defaults first. Ignores what cannot be parsed."""
+    if labels.ADOPTED in pod:
+        return tuple(command_line(engine_container(pod)))
     containers = pod.get("spec", {}).get("containers") or ()
     if not (engine := engine_of(pod)).launched:
         own = [one for one in containers if one.get("name") == "engine"]
@@ -71,11 +73,32 @@ def engine_args(pod: Object) -> tuple[object, ...]:
 
 def api_port(pod: Object) -> int:
     """The port of the engine's API."""
+    if labels.ADOPTED in pod:
+        return int(pod[labels.ADOPTED]["port"])
     for container in pod.get("spec", {}).get("containers") or ():
         for port in container.get("ports") or ():
             if port.get("name") == "api" and "containerPort" in port:
                 return int(port["containerPort"])
     return engine_contract().ports["api"]
+
+
+def engine_container(pod: Object) -> dict[str, Any]:
+    """The container that runs the engine: that of the service, or the one that names vLLM, else the first."""
+    containers: list[dict[str, Any]] = (pod.get("spec") or {}).get("containers") or [{}]
+    named = (one for one in containers if _runs_engine(one, is_own=labels.ADOPTED not in pod))
+    return next(named, containers[0])
+
+
+def command_line(container: Object) -> list[str]:
+    """Command and arguments of a container; those of `sh -c` are split at blanks."""
+    words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+    return [part for word in words for part in (word.split() if "vllm " in word else [word])]
+
+
+def _runs_engine(container: Object, *, is_own: bool) -> bool:
+    if is_own:
+        return bool(container.get("name") == "engine")
+    return "vllm" in " ".join((str(container.get("image", "")), *command_line(container)))
 
 
 def metrics_address(pod: Object) -> MetricsAddress | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from plimsoll.adapters.engine_of_pod import engine_args, engine_of
+from plimsoll.adapters.engine_of_pod import engine_args, engine_container, engine_of
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.engine_model import roofline
@@ -41,7 +41,7 @@ def engine_info(
     """
     engine, adopted = engine_of(pod), pod.get(labels.ADOPTED)
     container = engine_container(pod)
-    args = command_line(container) if adopted else engine_args(pod)
+    args = engine_args(pod)
     gpus = int(adopted["gpus"]) if adopted else _gpus(container)
     config = find_config(repository) if (repository := _repository(container, adopted)) else None
     block_tokens, kv_tokens = cache_shape(page)
@@ -66,25 +66,6 @@ def cache_shape(page: bytes) -> tuple[int | None, int | None]:
     cache = {name.decode(): value for found in _CACHE_LABELS.findall(page)[:1] for name, value in _LABEL.findall(found)}
     block_tokens, blocks = _count(cache.get("block_size")), _count(cache.get("num_gpu_blocks"))
     return block_tokens, block_tokens * blocks if block_tokens and blocks else None
-
-
-def engine_container(pod: Object) -> Object:
-    """The container that runs the engine: that of the service, or the one that names vLLM, else the first."""
-    containers: list[Object] = (pod.get("spec") or {}).get("containers") or [{}]
-    named = (one for one in containers if _runs_engine(one, is_own=labels.ADOPTED not in pod))
-    return next(named, containers[0])
-
-
-def command_line(container: Object) -> list[str]:
-    """Command and arguments of a container; those of `sh -c` are split at blanks."""
-    words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
-    return [part for word in words for part in (word.split() if "vllm " in word else [word])]
-
-
-def _runs_engine(container: Object, *, is_own: bool) -> bool:
-    if is_own:
-        return bool(container.get("name") == "engine")
-    return "vllm" in " ".join((str(container.get("image", "")), *command_line(container)))
 
 
 def _kv_tokens(

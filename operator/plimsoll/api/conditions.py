@@ -112,6 +112,7 @@ class ConditionReason(StrEnum):
     TARGET_UNREADABLE = "TargetUnreadable"
     TARGET_TAKEN = "TargetTaken"
     TARGET_OVERLAPS = "TargetOverlaps"
+    TOO_MANY_TARGETS = "TooManyTargets"
     REPLICAS_OWNED = "ReplicasOwned"
     DEMAND_UNKNOWN = "DemandUnknown"
     DECISION_FAILED = "DecisionFailed"
@@ -204,6 +205,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.TARGET_UNREADABLE: "The API server fails to return the target, its scale or its pods.",
     ConditionReason.TARGET_TAKEN: "Another InferenceService sizes the target already.",
     ConditionReason.TARGET_OVERLAPS: "An older InferenceService already has pods of the target as its engines.",
+    ConditionReason.TOO_MANY_TARGETS: "Older services have as many targets with a port as gateways can watch.",
     ConditionReason.REPLICAS_OWNED: "Something else sets the replica count. For a target, Plimsoll then only "
     "recommends. For a tier it sets the count back.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen.",
@@ -237,7 +239,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
     ConditionReason.POOL_KIND_MISSING: "The cluster has no InferencePool v1.",
     ConditionReason.POOL_TAKEN: "A pool of this name that Plimsoll did not create has other fields.",
-    ConditionReason.POOL_REJECTED: "The API server rejects the pool, or does not answer.",
+    ConditionReason.POOL_REJECTED: "The API server rejects the pool or does not answer, or no pool can be like that.",
     ConditionReason.POOL_NOT_ACCEPTED: "A gateway reports that it does not accept the pool.",
     ConditionReason.ROLLING_OUT: "The engines are being replaced, or are watched afterwards.",
     ConditionReason.ROLLOUT_WAITING: "Other services come first, or the message names an obstacle.",

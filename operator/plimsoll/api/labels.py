@@ -67,8 +67,10 @@ API_KEY = "plimsoll.dev/api-key"
 FIELD_MANAGER = "plimsoll"
 SCALER_FIELD_MANAGER = "plimsoll-scaler"
 
-# Kind of the operator's own copy of a target's pod. It has the labels of a service's pod, and `ADOPTED`.
+# Kind of the copy of a target's pod. It has the labels of a service's pod, and `ADOPTED`.
 ADOPTED_POD_KIND = "AdoptedPod"
-ADOPTED = "adopted"  # a field of such a copy: port of the metrics, GPUs of a replica, and location of the model
+# A field of such a copy. Of the operator: port of the metrics, GPUs of a replica, and location of the model. Of a
+# gateway: port of the API.
+ADOPTED = "adopted"
 
 SIZE_PROBLEM = "sizeProblem"  # a field that no stored object has: the API server prunes it

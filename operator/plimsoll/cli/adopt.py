@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import yaml
 
+from plimsoll.adapters.engine_of_pod import command_line
 from plimsoll.adapters.kube_client import PODS, KubeClient, Resource
-from plimsoll.adapters.unlaunched_engine import command_line
 from plimsoll.api import labels
 from plimsoll.cli import adopt_platforms, cluster
 from plimsoll.cli.kubeconfig import current_namespace

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll.adapters.engine_of_pod import engine_container
 from plimsoll.adapters.launcher import StartupProgress
 from plimsoll.adapters.normalize import epoch_s
-from plimsoll.adapters.unlaunched_engine import engine_container
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.autoscaling.startup_models import MAX_NAME_CHARACTERS, Variant

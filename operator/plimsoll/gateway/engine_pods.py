@@ -43,6 +43,8 @@ class UnplacedPod:
 
 def max_queued(pod: Object) -> int:
     """Returns how many sequences the engine of a pod accepts at once, by the rule that its launcher uses too."""
+    if labels.ADOPTED in pod:  # no launcher limits it
+        return MAX_REQUEST_SEQUENCES
     limits = engine_contract().limits
     limit = engine_of(pod).queue_limit(engine_args(pod), limits["queued_requests"], limits["queued_per_sequence"])
     return limit or MAX_REQUEST_SEQUENCES

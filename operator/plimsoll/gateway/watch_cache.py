@@ -1,7 +1,7 @@
 """A cache of API objects, fed by watches.
 
-One watch per kind and namespace feeds a `WatchCache` and calls `on_change` after each event. The caller merges a burst
-of events into one change.
+One watch per kind and namespace, and one for the pods of each target that takes requests, feeds a `WatchCache` and
+calls `on_change` after each event. The caller merges a burst of events into one change.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS, Resource, WatchEvent
 from plimsoll.adapters.shared_parts import with_shared_parts
 from plimsoll.api import labels
+from plimsoll.gateway.target_pods import TargetPods, TargetSelection, selection_of
 
 Object = dict[str, Any]
 
@@ -38,7 +39,10 @@ class ObjectChanges:
 
 
 class WatchCache:
-    """Objects by kind. Each (kind, namespace) scope is synced after its first list."""
+    """Objects by kind. Each (kind, namespace) scope is synced after its first list.
+
+    The first catalog also awaits the pods of targets. Later a target that is new waits for its pods alone.
+    """
 
     def __init__(self, namespaces: Iterable[str] = ()) -> None:
         namespace_list: list[str | None] = list(namespaces) or [None]
@@ -46,10 +50,17 @@ class WatchCache:
             (resource.plural, namespace): None for resource, _ in WATCHED_RESOURCES for namespace in namespace_list
         }
         self._changed: dict[str, dict[str, Object | None]] = {resource.plural: {} for resource, _ in WATCHED_RESOURCES}
+        self._targets: dict[str, TargetPods] = {}  # by service
+        self._synced = False
 
     @property
     def synced(self) -> bool:
-        return all(scope is not None for scope in self._scopes.values())
+        return self._synced
+
+    @property
+    def selections(self) -> frozenset[TargetSelection]:
+        """The targets whose pods take requests."""
+        return frozenset(target.selection for target in self._targets.values())
 
     @property
     def scopes(self) -> list[tuple[str, str | None]]:
@@ -68,17 +79,44 @@ class WatchCache:
         scope = self._scopes[scope_key] or {}
         if event.type == "SYNC":
             listed = {_name(obj): obj for obj in event.objects}
-            changed |= dict.fromkeys(scope.keys() - listed.keys())
-            changed |= {name: obj for name, obj in listed.items() if not _is_same_version(scope.get(name), obj)}
+            news = {name: obj for name, obj in listed.items() if not _is_same_version(scope.get(name), obj)}
+            updated: dict[str, Object | None] = {**dict.fromkeys(scope.keys() - listed.keys()), **news}
             self._scopes[scope_key] = listed
-            return
-        name = _name(event.object)
-        if event.type == "DELETED":
-            scope.pop(name, None)
-            changed[name] = None
         else:
-            scope[name] = changed[name] = with_shared_parts(event.object, scope.get(name))
-        self._scopes[scope_key] = scope
+            name = _name(event.object)
+            if event.type == "DELETED":
+                scope.pop(name, None)
+                updated = {name: None}
+            else:
+                scope[name] = with_shared_parts(event.object, scope.get(name))
+                updated = {name: scope[name]}
+            self._scopes[scope_key] = scope
+        changed |= updated
+        if resource == INFERENCESERVICES:
+            for name, obj in updated.items():
+                self._select(name, obj)
+        self._update_synced()
+
+    def apply_target(self, selection: TargetSelection, event: WatchEvent) -> None:
+        """Apply one watch event of a target's pods. One of a selection that is gone changes nothing."""
+        target = self._targets.get(f"{selection.namespace}/{selection.service}")
+        if target is not None and target.selection == selection:
+            self._changed[PODS.plural] |= target.apply(event)
+            self._update_synced()
+
+    def _select(self, name: str, service: Object | None) -> None:
+        selection, target = None if service is None else selection_of(service), self._targets.get(name)
+        if selection is None:
+            if target is not None:
+                self._changed[PODS.plural] |= dict.fromkeys(self._targets.pop(name).pods)
+        elif target is None:
+            self._targets[name] = TargetPods(selection)
+        elif target.selection != selection:
+            target.selection, target.is_listed = selection, False
+
+    def _update_synced(self) -> None:
+        are_listed = all(scope is not None for scope in self._scopes.values())
+        self._synced |= are_listed and all(target.is_listed for target in self._targets.values())
 
 
 def _is_same_version(previous: Object | None, obj: Object) -> bool:
@@ -97,7 +135,22 @@ async def run_watches(source: WatchSource, cache: WatchCache, on_change: Callabl
     async def watch_scope(resource: Resource, namespace: str | None, selector: str | None) -> None:
         async for event in source.watch(resource, namespace, selector):
             cache.apply(resource, namespace, event)
+            if resource == INFERENCESERVICES:
+                follow_targets()
             on_change()
+
+    async def watch_target(selection: TargetSelection) -> None:
+        async for event in source.watch(PODS, selection.namespace, selection.selector):
+            cache.apply_target(selection, event)
+            on_change()
+
+    def follow_targets() -> None:
+        for gone in target_tasks.keys() - cache.selections:
+            target_tasks.pop(gone).cancel()
+        for new in cache.selections - target_tasks.keys():
+            target_tasks[new] = group.create_task(watch_target(new))
+
+    target_tasks: dict[TargetSelection, asyncio.Task[None]] = {}
 
     selectors = {resource.plural: (resource, selector) for resource, selector in WATCHED_RESOURCES}
     async with asyncio.TaskGroup() as group:

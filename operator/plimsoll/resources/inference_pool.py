@@ -6,6 +6,7 @@ itself would bypass admission control and pass on the headers that only the pick
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,20 +19,27 @@ from plimsoll.resources.platform_config import InferencePoolSettings
 Object = dict[str, Any]
 
 _HTTP_1: Final = "http"  # appProtocol of a pool, and its default
+_PAIR: Final = re.compile(r"([-\w./]+)\s*==?\s*([-\w.]*)", re.ASCII)
 _ANY: Final[Mapping[str, Any]] = {}
 
 
-def inference_pool(service: InferenceService, parent: Object, settings: InferencePoolSettings) -> Object:
-    """The InferencePool of a service with tiers."""
-    name = service.metadata.name
+def inference_pool(
+    service: InferenceService,
+    parent: Object,
+    settings: InferencePoolSettings,
+    target_labels: Mapping[str, str] | None = None,
+) -> Object:
+    """The InferencePool of a service. target_labels: of the pods of its target; None for a service with tiers."""
+    name, targets = service.metadata.name, service.spec.targets
     role = Role.DECODE if service.spec.tiers.decode is not None else Role.SERVE
+    port = service.spec.engine.api_port if targets is None else targets.serve.port
     return {
         "apiVersion": labels.POOL_API_VERSION,
         "kind": labels.POOL_KIND,
         "metadata": object_meta.child_metadata(parent, name, object_meta.service_labels(name)),
         "spec": {
-            "selector": {"matchLabels": object_meta.tier_selector(name, role)},
-            "targetPorts": [{"number": service.spec.engine.api_port}],
+            "selector": {"matchLabels": target_labels or object_meta.tier_selector(name, role)},
+            "targetPorts": [{"number": port}],
             "endpointPickerRef": {
                 "group": "",
                 "kind": "Service",
@@ -41,6 +49,16 @@ def inference_pool(service: InferenceService, parent: Object, settings: Inferenc
             },
         },
     }
+
+
+def match_labels(selector: str) -> dict[str, str] | None:
+    """The pairs of a label selector; None for one that a pool, which has only pairs, cannot express."""
+    found: dict[str, str] = {}
+    for part in selector.split(","):
+        pair = _PAIR.fullmatch(part.strip())
+        if pair is None or found.setdefault(pair[1], pair[2]) != pair[2]:
+            return None
+    return found
 
 
 def differences(live: Object, desired: Object) -> tuple[str, ...]:

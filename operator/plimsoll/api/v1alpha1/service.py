@@ -234,6 +234,11 @@ class InferenceServiceSpec(ApiModel):
         return dict(self.tiers.items() if self.targets is None else self.targets.items())
 
     @property
+    def takes_requests(self) -> bool:
+        """Whether gateways send requests to the engines, and so report the demand."""
+        return self.targets is None or self.targets.take_requests
+
+    @property
     def mode(self) -> ScalingMode:
         """The scaling mode, with its default."""
         default = ScalingMode.AUTO if self.targets is None else ScalingMode.RECOMMEND

@@ -19,7 +19,8 @@ from plimsoll.engines.engine import Feature
 from plimsoll.engines.registry import engines_without
 
 _NOT_RUN = "Plimsoll does not run their engines"
-_NO_GATEWAY = "their requests do not pass the gateway"
+_NO_GATEWAY = "without targets.serve.port their requests do not pass the gateway"
+_NO_MIDDLEWARE = "only engines that Plimsoll runs add it to requests"
 _NO_FORM = "tiers or targets is required"
 _BOTH_FORMS = "tiers and targets exclude each other"
 _FORMS_HINT = "use tiers for engines that Plimsoll runs, or targets for engines that exist"
@@ -43,6 +44,22 @@ def _not_with_targets(field: str, is_set: Callable[[Any], bool], reason: str) ->
 
 def _not_in_engine(name: str, attribute: str) -> ValidationRule[Any]:
     return _not_with_targets(f".engine.{name}", lambda own: attribute in own.engine.model_fields_set, _NOT_RUN)
+
+
+def _needs_port(field: str, is_set: Callable[[Any], bool]) -> ValidationRule[Any]:
+    """Return a rule against a field of the spec that only gateways apply."""
+    return ValidationRule(
+        f"!has(self.targets) || has(self.targets.serve.port) || !has(self.{field})",
+        f"is not allowed with targets: {_NO_GATEWAY}",
+        lambda own: own.targets is None or own.targets.take_requests or not is_set(own),
+        field=f".{field}",
+        reason="FieldValueForbidden",
+    )
+
+
+def _class_limits_output(spec: Any) -> bool:
+    classes = () if spec.admission is None else spec.admission.classes or ()
+    return any(one.request_limits is not None and one.request_limits.max_output_tokens is not None for one in classes)
 
 
 TARGET_RULES: Final[tuple[ValidationRule[Any], ...]] = (
@@ -79,13 +96,26 @@ TARGET_RULES: Final[tuple[ValidationRule[Any], ...]] = (
     _not_in_engine("tuning", "tuning"),
     _not_in_engine("speculative", "speculative"),
     _not_with_targets(".kvOffload", lambda own: own.kv_offload is not None, _NOT_RUN),
-    _not_with_targets(".engine.prefixCache", lambda own: own.engine.prefix_cache is not None, _NO_GATEWAY),
-    _not_with_targets(".admission", lambda own: own.admission is not None, _NO_GATEWAY),
-    _not_with_targets(".requestLimits", lambda own: own.request_limits is not None, _NO_GATEWAY),
+    _not_in_engine("prefixCache", "prefix_cache"),
+    _needs_port("admission", lambda own: own.admission is not None),
+    _needs_port("requestLimits", lambda own: own.request_limits is not None),
+    _not_with_targets(
+        ".requestLimits.maxOutputTokens",
+        lambda own: own.request_limits is not None and own.request_limits.max_output_tokens is not None,
+        _NO_MIDDLEWARE,
+    ),
+    ValidationRule(
+        "!has(self.targets) || !has(self.admission) || !has(self.admission.classes) ||"
+        " !self.admission.classes.exists(one, has(one.requestLimits) && has(one.requestLimits.maxOutputTokens))",
+        f"requestLimits.maxOutputTokens of a class is not allowed with targets: {_NO_MIDDLEWARE}",
+        lambda own: own.targets is None or not _class_limits_output(own),
+        field=".admission.classes",
+        reason="FieldValueForbidden",
+    ),
     ValidationRule(
         "!has(self.targets) || !has(self.scaling) || !has(self.scaling.schedule) ||"
         " self.scaling.schedule.all(entry, !has(entry.minReplicas) || entry.minReplicas > 0)",
-        "minReplicas 0 is not allowed with targets: nothing would wake the engines",
+        "minReplicas 0 is not allowed with targets: they do not scale to zero",
         lambda own: own.targets is None or all(entry.min_replicas != 0 for entry in own.scaling.schedule),
         field=".scaling.schedule",
         reason="FieldValueForbidden",

@@ -1,7 +1,8 @@
 """`spec.targets`: engines that exist and that something else manages, in place of `spec.tiers`.
 
 A target is any object with a `scale` subresource. Plimsoll sizes it from the metrics of its pods. It writes nothing but
-its replica count, and that only in mode Auto.
+its replica count, and that only in mode Auto. A target with a port takes the requests of gateways, and then these
+report the demand.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, Validation
 from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS, RoleName, replicas_in_order
 
 DEFAULT_METRICS_PORT: Final = 8000
+MAX_SELECTOR_CHARS: Final = 1024
 
 _NAME_PATTERN: Final = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
@@ -53,7 +55,7 @@ class EngineTarget(ApiModel):
     pod_selector: (
         Annotated[
             str,
-            Field(min_length=1, max_length=1024),
+            Field(min_length=1, max_length=MAX_SELECTOR_CHARS),
             ValidationRules(
                 matching(
                     "^[A-Za-z0-9][-A-Za-z0-9_./]*( *(=|==|!=) *[-A-Za-z0-9_.]*)?"
@@ -75,11 +77,17 @@ class EngineTarget(ApiModel):
         le=65535,
         description="Port of the pods at which the engine serves `/metrics`: 1 to 65535.",
     )
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None,
+        description="Port of the pods at which the engine serves the OpenAI API, and model.name in it: 1 to 65535. "
+        "Gateways send the requests of the service to it. Absent: gateways send none, and the engines' counters are "
+        "the demand.",
+    )
     min_replicas: int = Field(
         default=1,
         ge=1,
         le=MAX_TIER_REPLICAS,
-        description="Lower bound of the replica count: 1 to 1000. Not 0, since nothing would wake the engines.",
+        description="Lower bound of the replica count: 1 to 1000. Targets do not scale to zero.",
     )
     max_replicas: int = Field(
         ge=1,
@@ -110,6 +118,11 @@ class EngineTargets(ApiModel):
     """Targets of a service, one for each role."""
 
     serve: EngineTarget = Field(description="Engines that do both prefill and decode.")
+
+    @property
+    def take_requests(self) -> bool:
+        """Whether gateways send requests to the engines."""
+        return self.serve.port is not None
 
     def items(self) -> Iterator[tuple[RoleName, EngineTarget]]:
         """Yield the targets with their roles."""

@@ -44,6 +44,12 @@ class TierStatus(StatusModel):
         description="Number of pods that are not ready yet, how many of them exceed the usual start-up time, and the "
         "time at which the first of them is expected to be ready: such as `2, 1 overdue, next at TIME`. Absent: none.",
     )
+    pod_selector: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="Label selector by which gateways find the pods of a target with a port. Absent: they send it "
+        "nothing.",
+    )
     yielded_to: Annotated[str, Field(max_length=512)] | None = Field(
         default=None,
         description="Who else sets the replica count of the target, so that the operator only recommends. Absent: "

@@ -196,7 +196,7 @@ class Autoscaler:
                 service_object, service = services[key]
                 entry = self._entries[key]
                 entry.last_metrics = now_s, snapshot.metrics
-                if service.spec.targets is None:
+                if service.spec.takes_requests:
                     entry.publisher.publish(entry.service_state, snapshot, spec, tuple(gateways), now_s)
                 self._gauges.export(key, entry.service_state, snapshot, spec)
                 self._cost_gauges.export(key, service, gpus_by_tier(service, snapshot))
@@ -245,6 +245,7 @@ class Autoscaler:
                 entry = self._entries.get(key)
                 if entry is None or entry.uid != service_object["metadata"]["uid"]:
                     entry = self._track(key, service_object, service, now_s)
+                entry.follow_demand_source(service)
                 if entry.is_idle(service_object, now_s) or entry.has_recent_failure(now_s):
                     continue
                 spec = self._spec(key, service, now_s)

@@ -163,7 +163,7 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
         counts = ", ".join(
             f"{count} {'replica' if count == 1 else 'replicas'} of {name}" for name, count in health.unselected
         )
-        where = _TARGET_LABELS if health.target_metrics_port is not None else _TIER_LABELS
+        where = _TARGET_LABELS if health.is_target else _TIER_LABELS
         message = (
             f"for {UNSELECTED_SECONDS:.0f} s no pod has the labels by which engines are found, while Kubernetes counts"
             f" {counts}: their load is not seen, and they do not count as ready. {where}"
@@ -171,8 +171,8 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
         kind = ConditionType.METRICS_DEGRADED
         brief = f"for {UNSELECTED_SECONDS:.0f} s no pod has the labels of an engine, while Kubernetes counts {counts}"
         return Condition(kind, True, ConditionReason.LABELS_MATCH_NOTHING, message, f"{brief}; see condition {kind}")
-    if health.target_metrics_port is not None and (health.gateways_silent or health.silent_tiers):
-        return degraded(ConditionReason.METRICS_MISSING, _ENGINES_SILENT.format(health.target_metrics_port))
+    if health.demand_port is not None and (health.gateways_silent or health.silent_tiers):
+        return degraded(ConditionReason.METRICS_MISSING, _ENGINES_SILENT.format(health.demand_port))
     if health.gateways_silent:
         message = (
             f"no gateway replica has reported request metrics for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown,"
@@ -193,7 +193,7 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
             "mesh)"
         )
         return degraded(ConditionReason.METRICS_MISSING, message)
-    if health.bypassing and health.target_metrics_port is None:
+    if health.bypassing and health.demand_port is None:
         message = (
             f"engines run {units.format_figure(health.bypassing)} requests, and for {BYPASS_SECONDS:.0f} s no gateway"
             " has sent one: demand is not seen, and tiers may scale down. Send requests to status.url"
@@ -203,7 +203,7 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
         message = f"no metrics from {health.partial}: tiers can scale up, but not down. {_CHECK_PODS}"
         return degraded(ConditionReason.METRICS_PARTIAL, message)
     if health.prometheus_only_tiers:
-        gateways = "gateways answer; " if health.target_metrics_port is None else ""
+        gateways = "gateways answer; " if health.demand_port is None else ""
         message = _PROMETHEUS_ONLY.format(gateways, ", ".join(health.prometheus_only_tiers), metrics_port)
         return degraded(ConditionReason.METRICS_DELAYED, message)
     return None

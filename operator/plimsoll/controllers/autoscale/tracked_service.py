@@ -156,6 +156,14 @@ class TrackedService:
         place_s = IDLE_INTERVAL_SECONDS * zlib.crc32(self.uid.encode()) / 2**32
         return IDLE_INTERVAL_SECONDS - (now_s - place_s) % IDLE_INTERVAL_SECONDS
 
+    def follow_demand_source(self, service: InferenceService) -> None:
+        """Count the demand where the spec says that requests pass, from now on. What was learned stays."""
+        from_engines = not service.spec.takes_requests
+        if self.aggregator.demand_from_engines != from_engines:
+            roles = [Role(role) for role in service.spec.sized_tiers]
+            self.aggregator = MetricsAggregator(roles, demand_from_engines=from_engines)
+            self.publisher, self.signal_health = AdmissionPublisher(), SignalHealth()
+
     def initial_report(self, now_s: float) -> ScalingReport:
         """The report that precedes the first one of this process."""
         return scaling_status.initial_report(self.checkpoint, now_s)
@@ -171,7 +179,8 @@ class TrackedService:
         published, targets = self.publisher.published, service.spec.targets
         has_limits = published is not None and published.cost_model is not None
         health = self.signal_health.report(snapshot, has_limits, gateways, now_s)
-        return health._replace(target_metrics_port=None if targets is None else targets.serve.metrics_port)
+        demand_port = None if targets is None or targets.take_requests else targets.serve.metrics_port
+        return health._replace(demand_port=demand_port, is_target=targets is not None)
 
     def _awaits_signals(self, spec: ScalingSpec, now_s: float) -> bool:
         """After a restart the old status is better than one without any signal."""
@@ -258,11 +267,10 @@ def track(
     checkpoint: its learned state. admission: its InferenceServiceAdmission.
     """
     roles = list(service.spec.sized_tiers)
-    is_adopted = service.spec.targets is not None
-    aggregator = MetricsAggregator([Role(role) for role in roles], demand_from_engines=is_adopted)
+    aggregator = MetricsAggregator([Role(role) for role in roles], demand_from_engines=not service.spec.takes_requests)
     publisher, uid = AdmissionPublisher.restore(_published_before(admission)), service_object["metadata"]["uid"]
     tracked = TrackedService(ServiceState.for_roles(roles), aggregator, publisher, uid, checkpoint, now_s)
-    tracked.limits.form = "targets" if is_adopted else "tiers"
+    tracked.limits.form = "tiers" if service.spec.targets is None else "targets"
     if checkpoint is not None:
         learned_state.restore(tracked.service_state, checkpoint)
         tracked.announced = restore_announced(tracked.service_state)

@@ -15,6 +15,7 @@ from plimsoll.api.conditions import Condition
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.inference_pools.pool_conditions import (
     KIND_MISSING,
+    inexpressible,
     not_accepted,
     rejected,
     taken,
@@ -23,8 +24,9 @@ from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.controllers.reconcile.applied_cache import AppliedCache, annotated
 from plimsoll.controllers.reconcile.ownership import get_live, is_leftover, is_owned_by, require_parent
+from plimsoll.controllers.targets.target_state import TargetState
 from plimsoll.core.errors import ClusterError, Conflict, LeaseLost, NotFound
-from plimsoll.resources.inference_pool import differences, inference_pool
+from plimsoll.resources.inference_pool import differences, inference_pool, match_labels
 from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
@@ -51,18 +53,24 @@ class PoolWriter:
         self._later = later
         self._applied = AppliedCache()
 
-    async def reconcile(self, service_object: Object, service: InferenceService) -> Condition | None:
+    async def reconcile(
+        self, service_object: Object, service: InferenceService, target: TargetState | None = None
+    ) -> Condition | None:
         """Apply the pool of a service. Returns what keeps gateways from using it, None outside the picker's namespace.
 
-        Raises Conflict and LeaseLost.
+        target: of a service with targets, as last read; without a selector its pool stays as it is. Raises Conflict and
+        LeaseLost.
         """
         settings, home = self._platform.inference_pools, self._platform.gateway.namespace
         key = key_of(service_object)
-        if settings is None or self._watch is None or service.spec.targets is not None or key[0] != home:
+        if settings is None or self._watch is None or not service.spec.takes_requests or key[0] != home:
             return None
+        target_labels = None if target is None or target.selector is None else match_labels(target.selector)
+        if service.spec.targets is not None and target_labels is None:
+            return None if target is None else _inexpressible(key[1], target)
         if self._watch.problem is not None:
             return self._watch.problem
-        desired = inference_pool(service, service_object, settings)
+        desired = inference_pool(service, service_object, settings, target_labels)
         try:
             live = await self._apply(key, desired, service_object)
         except NotFound:
@@ -95,3 +103,10 @@ class PoolWriter:
         self._applied.record(key, desired, applied)
         self._cache.put(applied)
         return applied
+
+
+def _inexpressible(name: str, target: TargetState) -> Condition | None:
+    """The condition for a selector that no pool can have; None while the target has none."""
+    if target.selector is None:
+        return None
+    return inexpressible(name, target.target.scale_target_ref.label, target.selector)

@@ -52,11 +52,10 @@ def plan_objects(
 ) -> ObjectPlan:
     """The plan for one service. replicas: desired replicas by tier.
 
-    A service with targets has no objects. report: has the admission limits to publish. Before the first report of this
-    process, the published ones stay. has_turn: whether the platform's rollout may replace the engines now.
+    A service with targets has admission limits alone, if it takes requests. report: has the limits to publish. Before
+    the first report of this process, the published ones stay. has_turn: whether the platform's rollout may replace the
+    engines now.
     """
-    if service.spec.targets is not None:
-        return ObjectPlan((), (), (), {})
     templates: list[Object] = []
     desired = objects.shared_objects(service, observed.service_object, platform)
     revisions: dict[str, str] = {}
@@ -77,7 +76,7 @@ def plan_objects(
             ),
             _applied_replicas(_workload(observed, service, kind), replicas[kind]),
         )
-    if report is not None and report.published is not None:
+    if report is not None and report.published is not None and service.spec.takes_requests:
         desired.append(objects.admission(observed.service_object, report.published))
     desired_names = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
     prune = tuple(

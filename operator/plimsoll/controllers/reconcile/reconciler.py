@@ -166,7 +166,9 @@ class Reconciler:
                 rejected = str(error)
         pool_condition = None
         if observed.service is not None:
-            pool_condition = await self._pools.reconcile(observed.service_object, observed.service)
+            pool_condition = await self._pools.reconcile(
+                observed.service_object, observed.service, self._targets(key).get("serve")
+            )
         observed = self._observe(key) or observed
         names = names_of(observed, datetime.datetime.now(datetime.UTC))
         inputs = collect_status_inputs(

@@ -27,7 +27,7 @@ from plimsoll.controllers.reconcile.name_condition import accepted_again, adapte
 from plimsoll.controllers.reconcile.observe import NameState
 from plimsoll.controllers.reconcile.target_conditions import target_conditions
 from plimsoll.controllers.reconcile.tier_health import TierHealth, TierStatusInputs, tier_health
-from plimsoll.controllers.targets.target_state import TargetState
+from plimsoll.controllers.targets.target_state import TargetState, published_selector
 from plimsoll.core.types import KV_BLOCK_TOKENS, Role
 
 Object = dict[str, Any]
@@ -77,6 +77,7 @@ class StatusInputs:
     fallback: tuple[str, str] | None = None  # the fallback service, and why it cannot be used or ""
     hardware_limits: tuple[str, ...] = ()  # what no engine on the named GPUs can do
     targets: Mapping[str, TargetState] | None = None  # by role; None for a service with tiers
+    takes_requests: bool = True  # whether gateways send requests to the engines
     engine_rollout: Condition | None = None  # EngineRolloutPending
     engine_tuning: str | None = None  # arguments that the operator has set on engines
     model_revisions: tuple[str, ...] = ()  # commits or digests that ready engines report
@@ -100,8 +101,11 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
         )
     if inputs.targets is not None:
         return (
-            *target_conditions(inputs.tiers, inputs.targets),
+            *target_conditions(inputs.tiers, inputs.targets, _ready(inputs, ()) if inputs.takes_requests else ()),
+            *_stalled(inputs),
             *_of(name_rejected(inputs.name_state, inputs.model_names)),
+            *_of(None if inputs.fallback is None else fallback_unusable(*inputs.fallback)),
+            *_of(inputs.inference_pool),
             *_scaling_conditions(inputs),
             *_internal_error(inputs),
         )
@@ -150,7 +154,7 @@ def recovery_messages(inputs: StatusInputs) -> dict[ConditionType, str]:
         ready = ", ".join(f"{tier.role} {tier.ready} of {tier.desired}" for tier in inputs.tiers)
         messages[ConditionType.RECONCILING] = f"engines start and run again; ready: {ready}"
     if inputs.scaling_report is not None and _has_slo(inputs.scaling_report):
-        reporting = "all gateways and engines" if inputs.targets is None else "all engines"
+        reporting = "all gateways and engines" if inputs.takes_requests else "all engines"
         messages[ConditionType.METRICS_DEGRADED] = f"{reporting} report metrics"
         if not any(
             condition.reason is ConditionReason.METRICS_MISSING for condition in inputs.scaling_report.conditions
@@ -385,10 +389,18 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
         if target is not None and target.other_writer is not None:
             figures["yieldedTo"] = shorten(target.other_writer.name, MAX_OTHER_WRITER_CHARS)
             figures["yieldedCause"] = target.other_writer.cause.value
+        if inputs.takes_requests and inputs.targets is not None:
+            figures["podSelector"] = _pod_selector(inputs, tier.role)
         summary = f"{tier.ready}/{tier.desired}"
-        shown = {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
+        shown = {n: v for n, v in figures.items() if v is not None and (n != "needed" or v != tier.desired)}
         result[tier.role] = {"summary": summary, **shown}
     return result
+
+
+def _pod_selector(inputs: StatusInputs, role: str) -> str | None:
+    """The selector of a target's pods as last read; before the first reading, that of an earlier process."""
+    target = (inputs.targets or {}).get(role)
+    return published_selector(inputs.service_object, role) if target is None else target.selector
 
 
 def scaling_fields(inputs: StatusInputs, old_status: Object) -> Object:

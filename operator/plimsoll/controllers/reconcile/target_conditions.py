@@ -18,8 +18,13 @@ DEMAND_SOURCE: Final = (
 )
 
 
-def target_conditions(tiers: tuple[TierStatusInputs, ...], targets: Mapping[str, TargetState]) -> tuple[Condition, ...]:
-    """Ready, and TargetUnusable where a target is. Before the first reading, Ready says that there was none."""
+def target_conditions(
+    tiers: tuple[TierStatusInputs, ...], targets: Mapping[str, TargetState], reached: tuple[Condition, ...]
+) -> tuple[Condition, ...]:
+    """Ready, and TargetUnusable where a target is. Before the first reading, Ready says that there was none.
+
+    reached: Ready as the gateways have it, for engines that take their requests; empty for others.
+    """
     problem = next((state.problem for state in targets.values() if state.problem is not None), None)
     if problem is not None:
         brief = shorten(problem.message, MAX_EVENT_MESSAGE_CHARS)
@@ -39,6 +44,11 @@ def target_conditions(tiers: tuple[TierStatusInputs, ...], targets: Mapping[str,
         if ready <= total
         else f"{ready} engines of {names} ready, {total} desired"
     )
+    if not ready and not total and reached:
+        message = f"{names} has 0 replicas, and targets do not scale from zero: set its count to 1 or more"
+        return (Condition(ConditionType.READY, False, ConditionReason.SCALED_TO_ZERO, message),)
     if not ready:
         return (Condition(ConditionType.READY, False, ConditionReason.ENGINES_NOT_READY, count),)
+    if reached:
+        return reached
     return (Condition(ConditionType.READY, True, ConditionReason.ENGINES_READY, f"{count}; {DEMAND_SOURCE}", count),)

@@ -16,11 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from plimsoll.adapters.adopted_pod import adopted_copy, is_of_tier
 from plimsoll.adapters.kube_client import HORIZONTALPODAUTOSCALERS, PODS, KubeClient, Resource
 from plimsoll.adapters.normalize import value_at
 from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.v1alpha1 import EngineTarget, InferenceService, RoleName
+from plimsoll.api.v1alpha1.targets import MAX_SELECTOR_CHARS
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.controllers.targets.target_state import (
@@ -33,6 +35,7 @@ from plimsoll.controllers.targets.target_state import (
     autoscaler_of,
     built_in_autoscaler,
     later_writer,
+    published_selector,
 )
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.errors import ClusterError, Forbidden, NotFound
@@ -44,6 +47,11 @@ _USED_METADATA: Final = ("namespace", "name", "uid", "resourceVersion", "generat
 
 POLL_SECONDS: Final = 2.0
 MAX_CONCURRENT_TARGETS: Final = 8
+MAX_ROUTED_TARGETS: Final = 100  # each is a watch of every gateway
+# The pods of such a target are engines of another service, or of none.
+_NO_ENGINES: Final = frozenset(
+    {ConditionReason.TARGET_TAKEN, ConditionReason.TARGET_OVERLAPS, ConditionReason.TOO_MANY_TARGETS}
+)
 ALLOW_HINT: Final = "add it to the chart value targets.resources, and to watchNamespaces if that is set"
 YIELDED_TO: Final = "yieldedTo"  # fields of a tier's status
 YIELDED_CAUSE: Final = "yieldedCause"
@@ -53,11 +61,12 @@ log = ServiceLog(__name__)
 
 @dataclass(frozen=True)
 class _Reading:
-    """A target that can be used. pods: their copies for the cache."""
+    """A target that can be used. pods: their copies for the cache, by `selector`."""
 
     scaled: ScaledObject
     other_writer: OtherWriter | None
     pods: list[Object]
+    selector: str
 
 
 class TargetPoller:
@@ -121,6 +130,7 @@ class TargetPoller:
             self._forget(gone)
         services.sort(key=lambda one: (one[0]["metadata"].get("creationTimestamp", ""), key_of(one[0])))
         holders: dict[tuple[str, str, str, str], str] = {}
+        routed = 0
         reads, targets = [], []
         for obj, service in services:
             assert service.spec.targets is not None
@@ -128,46 +138,64 @@ class TargetPoller:
                 ref = target.scale_target_ref
                 place = (key_of(obj)[0], ref.api_version.rpartition("/")[0], ref.kind, ref.name)
                 holder = holders.setdefault(place, obj["metadata"]["name"])
-                conflict = None if holder == obj["metadata"]["name"] else holder
-                reads.append(self._read_contained(obj, service, role, target, conflict))
+                refusal = None if holder == obj["metadata"]["name"] else _taken(ref.label, holder)
+                routed += target.port is not None
+                if refusal is None and target.port is not None and routed > MAX_ROUTED_TARGETS:
+                    refusal = TargetProblem(ConditionReason.TOO_MANY_TARGETS, _TOO_MANY)
+                reads.append(self._read_contained(obj, service, role, target, refusal))
                 targets.append((obj, role, target))
         engines: dict[Key, tuple[Key, EngineTarget]] = {}  # pods with the service that they are engines of
         for (obj, role, target), found in zip(targets, await asyncio.gather(*reads), strict=True):
             key = key_of(obj)
             if found is not None:  # else the last readings hold until the API server answers
                 with self._errors.contained(Stage.TARGET, key, subject_of(obj)):
-                    self._apply(key, role, target, found, engines)
+                    self._apply(obj, role, target, found, engines)
             engines.update((key_of(pod), (key, target)) for pod in self._cache.children(labels.ADOPTED_POD_KIND, key))
 
     def _apply(
         self,
-        key: Key,
+        obj: Object,
         role: RoleName,
         target: EngineTarget,
         found: _Reading | TargetProblem,
         engines: Mapping[Key, tuple[Key, EngineTarget]],
     ) -> None:
-        """Keep what was read of a target. engines: the pods of older services."""
+        """Keep what was read of a target. obj: its service. engines: the pods of older services."""
+        key = key_of(obj)
         pods = found.pods if isinstance(found, _Reading) else []
         if (problem := _overlap(key, target, pods, engines)) is not None:
             found, pods = problem, []
         self._cache.replace_children(labels.ADOPTED_POD_KIND, key, pods)
         if isinstance(found, TargetProblem):
-            state = TargetState(target, problem=found)
+            state = TargetState(target, problem=found, selector=self._last_selector(obj, role, target, found))
         else:
-            state = TargetState(target, found.scaled, other_writer=found.other_writer)
+            state = TargetState(target, found.scaled, other_writer=found.other_writer, selector=found.selector)
         before = self._states.get((key, role))
         self._states[key, role] = state
         if before != state:
             self._on_change(key)
 
+    def _last_selector(self, obj: Object, role: RoleName, target: EngineTarget, problem: TargetProblem) -> str | None:
+        """The selector that gateways keep for a target with a problem: its engines may well serve all the same."""
+        if problem.reason in _NO_ENGINES:
+            return None
+        before = self._states.get((key_of(obj), role))
+        if before is None:
+            return published_selector(obj, role)
+        return before.selector if before.target == target else None
+
     async def _read_contained(
-        self, obj: Object, service: InferenceService, role: RoleName, target: EngineTarget, holder: str | None
+        self,
+        obj: Object,
+        service: InferenceService,
+        role: RoleName,
+        target: EngineTarget,
+        refusal: TargetProblem | None,
     ) -> _Reading | TargetProblem | None:
         async with self._slots:
             with self._errors.contained(Stage.TARGET, key_of(obj), subject_of(obj)):
                 try:
-                    return await self._read(obj, service, role, target, holder)
+                    return await self._read(obj, service, role, target, refusal)
                 except ClusterError as error:
                     log.debug(key_of(obj), "cannot read the target", role=role, error=str(error))
                     if (key_of(obj), role) not in self._states:
@@ -176,12 +204,16 @@ class TargetPoller:
         return None
 
     async def _read(
-        self, obj: Object, service: InferenceService, role: RoleName, target: EngineTarget, holder: str | None
+        self,
+        obj: Object,
+        service: InferenceService,
+        role: RoleName,
+        target: EngineTarget,
+        refusal: TargetProblem | None,
     ) -> _Reading | TargetProblem:
         ref, key = target.scale_target_ref, key_of(obj)
-        if holder is not None:
-            message = f"{ref.label} is the target of InferenceService {holder} already: delete one of the two services"
-            return TargetProblem(ConditionReason.TARGET_TAKEN, message)
+        if refusal is not None:
+            return refusal
         try:
             found = await self._resource(ref.api_version, ref.kind)
             if isinstance(found, TargetProblem):
@@ -216,8 +248,9 @@ class TargetPoller:
             )
         else:
             self._written.pop((key, role), None)
-        copies = [_adopted(pod, obj, role, target, service.spec.model.uri) for pod in pods if not _is_own(pod)]
-        return _Reading(scaled, other_writer, copies)
+        facts = {"metricsPort": target.metrics_port, "gpus": target.gpus, "model": service.spec.model.uri}
+        copies = [adopted_copy(pod, key[1], role, facts) for pod in pods if not is_of_tier(pod)]
+        return _Reading(scaled, other_writer, copies, str(selector))
 
     def _other_writer(
         self,
@@ -273,6 +306,17 @@ class TargetPoller:
         self._cache.replace_children(labels.ADOPTED_POD_KIND, place[0], ())
 
 
+_TOO_MANY: Final = (
+    f"gateways watch the pods of at most {MAX_ROUTED_TARGETS} targets with a port, and older services have as many:"
+    " remove port from this target or from another"
+)
+
+
+def _taken(label: str, holder: str) -> TargetProblem:
+    message = f"{label} is the target of InferenceService {holder} already: delete one of the two services"
+    return TargetProblem(ConditionReason.TARGET_TAKEN, message)
+
+
 def _unusable(label: str, live: Object, selector: object) -> TargetProblem | None:
     """Why an object cannot be a target; None if it can."""
     own = live["metadata"].get("labels", {})
@@ -281,6 +325,12 @@ def _unusable(label: str, live: Object, selector: object) -> TargetProblem | Non
         return TargetProblem(ConditionReason.TARGET_TAKEN, message)
     if not isinstance(selector, str) or not selector:
         message = f"the scale of {label} has no status.selector: set podSelector"
+        return TargetProblem(ConditionReason.TARGET_NOT_SCALABLE, message)
+    if len(selector) > MAX_SELECTOR_CHARS:
+        message = (
+            f"status.selector in the scale of {label} has {len(selector)} characters, at most {MAX_SELECTOR_CHARS} can"
+            " be used: set podSelector"
+        )
         return TargetProblem(ConditionReason.TARGET_NOT_SCALABLE, message)
     return None
 
@@ -299,21 +349,3 @@ def _overlap(
         f" {key[1]} or of InferenceService {holder}"
     )
     return TargetProblem(ConditionReason.TARGET_OVERLAPS, message)
-
-
-def _is_own(pod: Object) -> bool:
-    """Whether a pod belongs to a tier, whose engines are polled as such."""
-    own = pod["metadata"].get("labels", {})
-    return own.get(labels.MANAGED_BY) == "plimsoll" and (labels.ROLE in own or labels.WORKER_OF in own)
-
-
-def _adopted(pod: Object, service_object: Object, role: RoleName, target: EngineTarget, model: str) -> Object:
-    """The copy of a target's pod for the cache."""
-    meta = pod["metadata"]
-    own = {labels.SERVICE: service_object["metadata"]["name"], labels.ROLE: role}
-    return {
-        **pod,
-        "kind": labels.ADOPTED_POD_KIND,
-        "metadata": {**meta, "labels": {**meta.get("labels", {}), **own}},
-        labels.ADOPTED: {"metricsPort": target.metrics_port, "gpus": target.gpus, "model": model},
-    }

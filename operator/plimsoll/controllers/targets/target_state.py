@@ -86,12 +86,23 @@ class OtherWriter:
 
 @dataclass(frozen=True)
 class TargetState:
-    """A target as last read. scaled: None until it was read. other_writer: who else sets the count, or None."""
+    """A target as last read. scaled: None until it was read. other_writer: who else sets the count, or None.
+
+    selector: of the pods; None until it was read, and while they are not to be engines of the service.
+    """
 
     target: EngineTarget
     scaled: ScaledObject | None = None
     problem: TargetProblem | None = None
     other_writer: OtherWriter | None = None
+    selector: str | None = None
+
+
+def published_selector(service_object: Object, role: str) -> str | None:
+    """The selector of a target's pods that the status has for the present spec; None without one."""
+    status, generation = service_object.get("status") or {}, service_object["metadata"].get("generation", 0)
+    found = value_at(status, "tiers", role, "podSelector") if status.get("observedGeneration") == generation else None
+    return found if isinstance(found, str) else None
 
 
 def other_writer_of(targets: Mapping[str, TargetState]) -> str | None:

@@ -33,6 +33,7 @@ class MetricsAggregator:
     """
 
     def __init__(self, roles: Iterable[Role], *, demand_from_engines: bool = False) -> None:
+        self.demand_from_engines = demand_from_engines
         self._arrivals = EngineArrivals() if demand_from_engines else None
         self._engines = {role: EngineAggregator(role) for role in roles}
         self._prefill_roles = {Role.PREFILL} if Role.PREFILL in self._engines else {Role.SERVE, Role.DECODE}
