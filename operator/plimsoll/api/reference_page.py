@@ -56,8 +56,9 @@ def render() -> str:
         "## Rules\n",
         "The API server rejects a manifest that breaks one of these rules. With an older CRD, the condition `Stalled` "
         "names the rule. A line is the message without the field's name, reason and advice. Paths other than "
-        "`metadata.name` are below `spec`. Not listed are rules about the form of one value, about `pod` and `env`, about flags "
-        "that Plimsoll sets, and about [what an engine lacks](../tasks/other-engines.md#what-differs-from-vllm).\n",
+        "`metadata.name` are below `spec`. Not listed are rules about the form of one value, about `pod` and `env`, "
+        "about flags that Plimsoll sets, and about [what an engine "
+        "lacks](../tasks/other-engines.md#what-differs-from-vllm).\n",
         "\n".join(_rules(fields)) + "\n",
         "## Status\n",
         _table(((path, node) for path, node in fields.items() if path.startswith("status.")), with_type=False),
@@ -177,7 +178,8 @@ def _rules(fields: dict[str, Schema]) -> Iterator[str]:
     name; rules of the tiers only once.
 
     Left out are rules about the form of one value, which begin with `must`, and whose value has no fields or items;
-    about pods and environment variables, which are Kubernetes' own; and about flags and features of single engines, which task pages have.
+    about pods and environment variables, which are Kubernetes' own; and about flags and features of single engines,
+    which task pages have.
     """
     field_paths: dict[str, dict[str, None]] = {}
     for path, node in fields.items():
