@@ -18,7 +18,7 @@ from bench import figures as code_figures
 from bench.ablation import command as ablation
 from bench.controlplane import apply_latency, code_rollout, decision_latency, idle_footprint, pod_startup
 from bench.dynamo_replay import command as foreign
-from bench.gateway import endpoint_picker, latency
+from bench.gateway import endpoint_picker, request_cost
 from bench.mismatch import command as mismatch
 from bench.planning import command as planning
 from bench.scoreboard import command
@@ -30,8 +30,8 @@ from e2e.lib.kube import Cluster
 REPORT = ROOT / "build" / "bench" / "report.json"
 
 MEASUREMENTS: dict[str, Callable[[Cluster], dict[str, object]]] = {
-    "added latency of the gateway at 50 requests/s (target: p50 2 ms)": lambda _: latency.run(20.0),
-    "added latency of the gateway at 500 requests/s (target: p99 2 ms)": lambda _: latency.run(20.0, 500.0),
+    "added latency of the gateway at 50 requests/s (target: p50 2 ms)": lambda _: request_cost.figures(50.0, 20.0),
+    "added latency of the gateway at 500 requests/s (target: p99 2 ms)": lambda _: request_cost.figures(500.0, 20.0),
     "manifest to objects (target: 2 s)": apply_latency.measure,
     "request to the first decision that knows of it (target: 2 s)": decision_latency.measure,
     "operator at rest with 10 services (target: 120 MB, 1 % of a core)": idle_footprint.measure,

@@ -25,7 +25,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -49,40 +49,7 @@ GATEWAY: Final = "gateway"
 WITH_SLO: Final = "gateway with slo"
 REFERENCE: Final = "sglang-router"
 
-# Serves the gateway of the tree in which it runs until its input ends.
-_GATEWAY_SCRIPT: Final = """
-import asyncio, dataclasses, json, os, sys, tempfile
-from pathlib import Path
-from plimsoll.gateway.settings import PickerSettings
-from tests.gateway import picker_harness
-from tests.gateway.kube_objects import pod, service
-from tests.gateway.stack import GatewayStack
-
-async def run(directory):
-    # As the product, and unlike the tests: rare garbage collections, and no headers of a trusted proxy.
-    (directory / "sitecustomize.py").write_text("import gc; gc.set_threshold(50_000, 20, 50)")
-    os.environ["PYTHONPATH"] = f"{os.environ['PYTHONPATH']}:{directory}"
-    known = {field.name for field in dataclasses.fields(PickerSettings)}
-    settings = {name: False for name in ("trust_identity_headers",) if name in known}
-    # Engines that answer at once must not look overloaded: then requests would wait in the queue.
-    parts = dataclasses.astuple(picker_harness.MODEL)
-    picker_harness.MODEL = type(picker_harness.MODEL)(*(part / 1000 for part in parts))
-    GatewayStack.envoy_workers = int(sys.argv[1])
-    plain = service("plain")
-    plain["spec"]["tiers"] = {"serve": {"maxReplicas": 8}}
-    pods = [pod(f"127.0.0.1:{port}", service=name) for name in ("plain", "chat") for port in sys.argv[2:]]
-    stack = GatewayStack(directory, poll_seconds=2.0, **settings)
-    try:
-        await stack.start([plain, picker_harness.service_with_slo("chat", batch=500)], pods)
-        pids = [stack.envoy.pid, stack.picker.pid]
-        print(json.dumps({"port": stack.settings.port, "pids": pids}), flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-    finally:
-        await stack.shut_down()
-
-with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-    asyncio.run(run(Path(folder)))
-"""
+_SCRIPT: Final = Path(__file__).with_name("gateway_process.py")
 
 
 class Workload(NamedTuple):
@@ -236,21 +203,35 @@ def _check(clients: Iterable[Client], way: Way, workload: Workload) -> None:
         raise RuntimeError(f"{way.name}, {workload.name}: {failures[0]}")
 
 
-def gateways(stack: ExitStack, tree: Path, engines: list[int], label: str, workers: int) -> list[Way]:
-    """Start the gateway of a work tree. Returns the ways to a service without and with an SLO.
+class Started(NamedTuple):
+    """Gateways that run: ports of the first, all processes without their children, and the models served."""
 
-    `workers` are threads of Envoy; in trees before this benchmark they are always two.
+    port: int
+    picker_port: int
+    pids: tuple[int, ...]
+    models: list[str]
+
+
+def start_gateways(stack: ExitStack, tree: Path, engines: list[int], workers: int, kind: str = "alone") -> Started:
+    """Start gateways of a work tree, see `gateway_process`. `workers` are threads of Envoy.
+
+    In trees before this benchmark the threads are always two.
     """
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'operator'}:{tree}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", _GATEWAY_SCRIPT, *map(str, (workers, *engines))]
+    command = [sys.executable, "-c", _SCRIPT.read_text(), kind, *map(str, (workers, *engines))]
     process = subprocess.Popen(command, cwd=tree, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     stack.callback(process.wait)
     stack.callback(process.stdin.close)
     found = json.loads(process.stdout.readline())
-    port, pids = found["port"], tuple(found["pids"])
-    return [Way(f"{GATEWAY}{label}", port, pids, "plain"), Way(f"{WITH_SLO}{label}", port, pids, "chat")]
+    return Started(found["port"], found["picker_port"], tuple(found["pids"]), found["models"])
+
+
+def gateways(stack: ExitStack, tree: Path, engines: list[int], label: str, workers: int) -> list[Way]:
+    """Start the gateway of a work tree. Returns the ways to a service without and with an SLO."""
+    port, _, pids, models = start_gateways(stack, tree, engines, workers)
+    return [Way(f"{name}{label}", port, pids, model) for name, model in zip((GATEWAY, WITH_SLO), models, strict=True)]
 
 
 def envoy_alone(stack: ExitStack, directory: Path, engines: list[int], workers: int) -> Way:
@@ -291,7 +272,7 @@ def envoy_alone(stack: ExitStack, directory: Path, engines: list[int], workers: 
     config = directory / "envoy.json"
     config.write_text(json.dumps({"static_resources": {"listeners": [listener], "clusters": [cluster]}}))
     command = [ENVOY, "-c", str(config), "--concurrency", str(workers), "--disable-hot-restart", "-l", "warning"]
-    return Way("Envoy alone", port, (_start(stack, directory, command),))
+    return Way("Envoy alone", port, (start_process(stack, directory, command),))
 
 
 def routers(stack: ExitStack, directory: Path, engines: list[int]) -> list[Way]:
@@ -310,25 +291,26 @@ def routers(stack: ExitStack, directory: Path, engines: list[int]) -> list[Way]:
         port, metrics_port = free_ports(2)
         common = ["--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware"]
         command = [path, *arguments, *common, "--prometheus-port", str(metrics_port), "--worker-urls", *urls]
-        ways.append(Way(name, port, (_start(stack, directory, command),)))
+        ways.append(Way(name, port, (start_process(stack, directory, command),)))
     return ways
 
 
-def _start(stack: ExitStack, directory: Path, command: list[str]) -> int:
+def start_process(stack: ExitStack, directory: Path, command: list[str]) -> int:
     log = stack.enter_context((directory / "processes.log").open("ab"))
     process = subprocess.Popen(command, stdout=log, stderr=log)
     stack.callback(stop, process)
     return process.pid
 
 
-def wait_ready(way: Way) -> None:
+def wait_ready(way: Way, headers: Mapping[str, str] = {}) -> None:
     """Wait until a way serves. Raises TimeoutError."""
     body = Workload("ready", 100, 1).bodies(way.model)[0]
     url = f"http://127.0.0.1:{way.port}/v1/chat/completions"
+    question = urllib.request.Request(url, body, {"content-type": "application/json", **headers})
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": "application/json"})):
+            with urllib.request.urlopen(question):
                 return
         except OSError:
             time.sleep(0.2)
@@ -405,7 +387,7 @@ def main(arguments: Sequence[str]) -> None:
     workloads = [w for w in WORKLOADS if not options.workloads or w.name.startswith(tuple(options.workloads))]
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, ExitStack() as stack:
         directory, engines = Path(folder), free_ports(ENGINES)
-        _start(stack, directory, [sys.executable, "-m", "bench.gateway.upstream", *map(str, engines)])
+        start_process(stack, directory, [sys.executable, "-m", "bench.gateway.upstream", *map(str, engines)])
         workers = options.envoy_workers
         ways = [envoy_alone(stack, directory, engines, workers), *gateways(stack, ROOT, engines, "", workers)]
         for tree in options.trees:

@@ -124,6 +124,12 @@ class GatewayClient:
         """
         return int(self.metrics(without).total("plimsoll_gateway_owner_fallbacks_total"))
 
+    def fallbacks_by_pod(self) -> dict[str, int]:
+        """The same for each gateway pod, since it began."""
+        pages = {pod: self._cluster.in_pod(self._namespace, pod, self._port, "/metrics") for pod in self.pods}
+        name = "plimsoll_gateway_owner_fallbacks_total"
+        return {pod: int(Samples.parse(page).total(name)) for pod, page in pages.items()}
+
     def prefill_counts(self, key: str) -> Counter[str]:
         """How many requests were prefilled remotely and locally."""
         total: Counter[str] = Counter()
