@@ -90,6 +90,7 @@ class SimulatedGateway:
         self._queue_timeouts: list[str] = []
         self._token_estimator = TokenEstimator()
         self._arrived = self._arrived_tokens = self._retried = self._succeeded = self._failed = 0
+        self._arrived_by_class: Counter[str] = Counter()
         self._recent_rejections = RecentRejections()
         self._rejections: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
@@ -159,6 +160,7 @@ class SimulatedGateway:
             else:
                 self._arrived += 1
                 self._arrived_tokens += attempt.trace_request.prompt_tokens
+                self._arrived_by_class[self._class_of(attempt)] += 1
         return decision
 
     def _decide(self, attempt: Attempt, is_retry: bool, now_s: float) -> AdmissionDecision | None:
@@ -287,6 +289,7 @@ class SimulatedGateway:
         return ServiceReading(
             arrived=self._arrived,
             arrived_tokens=self._arrived_tokens,
+            arrived_by_class=dict(self._arrived_by_class),
             retried=self._retried,
             succeeded=self._succeeded,
             failed=self._failed,
@@ -334,9 +337,7 @@ class SimulatedGateway:
             trace_request = attempt.trace_request
             attempt.request = AdmissionRequest(
                 id=str(attempt.id),
-                request_class=trace_request.request_class
-                if trace_request.request_class in self._class_names
-                else self._default,
+                request_class=self._class_of(attempt),
                 tenant=trace_request.tenant,
                 arrived_s=trace_request.at_s,
                 prompt_tokens=trace_request.prompt_tokens,
@@ -347,6 +348,10 @@ class SimulatedGateway:
                 adapter=trace_request.adapter if self._max_adapters else "",
             )
         return attempt.request
+
+    def _class_of(self, attempt: Attempt) -> str:
+        name = attempt.trace_request.request_class
+        return name if name in self._class_names else self._default
 
     def _capacity_announcement(self, now_s: float) -> CapacityAnnouncement:
         assert self.published is not None
