@@ -1,10 +1,11 @@
-"""A corpus of requests of twelve kinds, made from a seed.
+"""A corpus of requests of sixteen kinds, made from a seed.
 
 Problem: a gateway estimates tokens from bytes. How far it is off depends on the script, on JSON's escapes, on the
 schemas of tools and on media, and no single text shows that.
 
 Idea: each kind draws its lengths and words anew for every request, so that an estimate which fits one length only is
-seen. Words are common ones of each language. Pictures and sound have real headers and sizes.
+seen. Words are common ones of each language. Pictures and sound have real headers and sizes. Files have no kind: vLLM
+refuses them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute
+from plimsoll.gateway.api_routes import CHAT_ROUTE, ROUTES, ApiRoute
 
 Message = dict[str, Any]
 
@@ -35,6 +36,9 @@ _CODE: Final = (
     '    try:\n        {c} = await client.get(f"/api/{a}/{{{b}}}", timeout={n})\n    except ValueError as error:\n'
     '        logger.warning("{a} failed: %s", error)\n        raise\n\n',
 )
+_PICTURE_SIZES: Final = ((640, 480), (1024, 768), (1280, 720), (1920, 1080), (512, 512))
+_VIDEO_SIZES: Final = ((640, 360), (640, 480))
+_VECTOR_BYTES: Final = 2 * 2560  # of a token: as many numbers of 16 bits as Qwen3-4B has
 _WORD_NAMES: Final = ("user", "order", "total", "config", "node", "cache", "request", "token", "batch", "path", "value")
 
 
@@ -42,15 +46,17 @@ _WORD_NAMES: Final = ("user", "order", "total", "config", "node", "cache", "requ
 class CorpusRequest:
     """One request: its fields, and what no tokenizer of text counts.
 
-    pictures: width and height of each, in pixels. sound_s: seconds. token_ids: length of a prompt of token IDs.
+    pictures, videos: width and height of each, in pixels. sound_s: seconds. given_tokens: length of a prompt of token
+    IDs or vectors.
     """
 
     kind: str
     fields: Message
     escapes: bool = False
     pictures: tuple[tuple[int, int], ...] = ()
+    videos: tuple[tuple[int, int], ...] = ()
     sound_s: float = 0.0
-    token_ids: int = 0
+    given_tokens: int = 0
     route: ApiRoute = CHAT_ROUTE
 
     @property
@@ -74,6 +80,12 @@ def _sentences(words: list[str], count: int, random: Random, space: str = " ", s
         parts.append(space.join(picked).capitalize())
         left -= size
     return stop.join(parts) + stop.strip()
+
+
+def english(characters: int, random: Random) -> str:
+    """English text of this length."""
+    text = _sentences(_ENGLISH, characters // 2, random)
+    return text[:characters]
 
 
 def _size(random: Random, median: float) -> int:
@@ -141,29 +153,56 @@ def _documents(kind: str, random: Random) -> CorpusRequest:
     return CorpusRequest(kind, {"messages": _chat("Which row is the largest?\n" + "\n".join(rows))})
 
 
+def _response_format(kind: str, random: Random) -> CorpusRequest:
+    """The engine is held to the schema, which is no part of the prompt."""
+    rows = {name: _tool(random)["function"]["parameters"] for name in random.sample(_WORD_NAMES, random.randint(1, 4))}
+    schema = {"name": "answer", "schema": {"type": "object", "properties": rows}}
+    text = _sentences(_ENGLISH, _size(random, 250), random)
+    form = {"type": "json_schema", "json_schema": schema}
+    return CorpusRequest(kind, {"messages": _chat(text), "response_format": form})
+
+
+def _with_text(parts: list[Message], random: Random) -> list[Message]:
+    text = {"type": "text", "text": _sentences(_ENGLISH, _size(random, 40), random)}
+    return _chat([*parts, text])
+
+
 def _pictures(kind: str, random: Random) -> CorpusRequest:
-    sizes = tuple(
-        random.choice(((640, 480), (1024, 768), (1280, 720), (1920, 1080), (512, 512)))
-        for _ in range(random.randint(1, 3))
-    )
-    content = [{"type": "image_url", "image_url": {"url": _data_url("image/png", _png(*size))}} for size in sizes]
-    content.append({"type": "text", "text": _sentences(_ENGLISH, _size(random, 40), random)})
-    return CorpusRequest(kind, {"messages": _chat(content)}, pictures=sizes)
+    sizes = tuple(random.choice(_PICTURE_SIZES) for _ in range(random.randint(1, 3)))
+    parts = [{"type": "image_url", "image_url": {"url": _data_url("image/png", _png(*size))}} for size in sizes]
+    return CorpusRequest(kind, {"messages": _with_text(parts, random)}, pictures=sizes)
+
+
+def _picture_urls(kind: str, random: Random) -> CorpusRequest:
+    sizes = tuple(random.choice(_PICTURE_SIZES) for _ in range(random.randint(1, 3)))
+    urls = [f"https://pictures.example/{random.getrandbits(64):x}.png" for _ in sizes]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return CorpusRequest(kind, {"messages": _with_text(parts, random)}, pictures=sizes)
+
+
+def _video(kind: str, random: Random) -> CorpusRequest:
+    size = random.choice(_VIDEO_SIZES)
+    data = _data_url("video/mp4", b"\0\0\0\x18ftypmp42" + bytes(random.randint(20_000, 200_000)))
+    parts = [{"type": "video_url", "video_url": {"url": data}}]
+    return CorpusRequest(kind, {"messages": _with_text(parts, random)}, videos=(size,))
 
 
 def _sound(kind: str, random: Random) -> CorpusRequest:
     seconds = random.uniform(2.0, 20.0)
     data = base64.b64encode(b"RIFF0000WAVEfmt " + bytes(round(32_000 * seconds))).decode()
-    content = [
-        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
-        {"type": "text", "text": _sentences(_ENGLISH, _size(random, 40), random)},
-    ]
-    return CorpusRequest(kind, {"messages": _chat(content)}, sound_s=seconds)
+    parts = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}]
+    return CorpusRequest(kind, {"messages": _with_text(parts, random)}, sound_s=seconds)
 
 
 def _token_ids(kind: str, random: Random) -> CorpusRequest:
     count = _size(random, 500)
-    return CorpusRequest(kind, {"prompt": [random.randint(0, 99_999) for _ in range(count)]}, token_ids=count)
+    return CorpusRequest(kind, {"prompt": [random.randint(0, 99_999) for _ in range(count)]}, given_tokens=count)
+
+
+def _vectors(kind: str, random: Random) -> CorpusRequest:
+    count = _size(random, 60)
+    vectors = base64.b64encode(bytes(_VECTOR_BYTES * count)).decode()
+    return CorpusRequest(kind, {"prompt_embeds": vectors}, given_tokens=count, route=ROUTES["/v1/completions"])
 
 
 def _png(width: int, height: int) -> bytes:
@@ -187,7 +226,11 @@ KINDS: Final[dict[str, Callable[[str, Random], CorpusRequest]]] = {
     "several scripts": _mixed_scripts,
     "tools": _tools,
     "tables": _documents,
+    "response format": _response_format,
     "pictures": _pictures,
+    "pictures behind URLs": _picture_urls,
+    "video": _video,
     "sound": _sound,
     "token IDs": _token_ids,
+    "vectors": _vectors,
 }

@@ -2,7 +2,8 @@
 
 The tokenizers are those that the LiteLLM package carries: cl100k (whose splits and merges Llama 3 and Qwen build on),
 o200k (gpt-oss) and Anthropic's. Pictures have the tokens of their family's rule (`plimsoll.gateway.picture_tokens`),
-and sound has Qwen2-Audio's 25 per second.
+and sound has Qwen2-Audio's 25 per second. A video has those of 16 pictures: vLLM samples 32 frames of any, and Qwen2-VL
+takes two together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from plimsoll.gateway.picture_tokens import PictureFamily, picture_tokens
 
 Count = Callable[[str], int]
 SOUND_TOKENS_PER_S: Final = 25.0
+VIDEO_PICTURES: Final = 16
 _TOOLS_PREAMBLE: Final = "# Tools\n\nYou may call one or more functions to assist with the user query.\n"
 
 
@@ -46,9 +48,10 @@ def load_tokenizers() -> dict[str, Count]:
 
 def prompt_tokens(request: CorpusRequest, count: Count, family: PictureFamily) -> int:
     """Prompt tokens of a request."""
-    if request.token_ids:
-        return request.token_ids
-    pictures = sum(picture_tokens(family, *size) for size in request.pictures)
+    if request.given_tokens:
+        return request.given_tokens
+    sizes = request.pictures + VIDEO_PICTURES * request.videos
+    pictures = sum(picture_tokens(family, *size) for size in sizes)
     return count(_rendered(request.fields)) + pictures + round(SOUND_TOKENS_PER_S * request.sound_s)
 
 

@@ -180,8 +180,9 @@ def test_parse_picker_document_equals_its_counts() -> None:
         build_catalog([service(), service("quiet")], [pod("10.0.0.1:8000"), pod("10.0.0.2:8000", role="prefill")])
     )
     tally = picker.stats("team/chat")
-    tally.record_arrival(DemandTokens(300, {MediaKind.IMAGE: 200}), retry=False, demand=True)
-    tally.record_arrival(DemandTokens(300, {MediaKind.IMAGE: 200}), retry=True, demand=True)
+    tokens = DemandTokens(300, {MediaKind.IMAGE: 200}, "chat")
+    tally.record_arrival(tokens, retry=False, demand=True)
+    tally.record_arrival(tokens, retry=True, demand=True)
     tally.record_rejection(Rejection(RejectionReason.MODEL_STARTING, "It starts."))
     for ttft_us in (250_000, 250_000, 4_000_000):
         tally.record_completion(
@@ -193,6 +194,7 @@ def test_parse_picker_document_equals_its_counts() -> None:
     found = signals.reading.services["team/chat"]
     assert (found.arrived, found.arrived_tokens, found.retried, found.succeeded) == (1, 300, 1, 3)
     assert found.arrived_media_tokens == {"image": 200}
+    assert found.arrived_by_class == {"chat": 1}
     assert found.rejected == {"model_starting": 1}
     assert found.ttft_s is not None
     assert found.ttft_s.value_sum == 4.5

@@ -208,6 +208,11 @@ def test_render_slots_of_the_gateways_add_up() -> None:
     assert "40 sequences per engine: gateway-a 25, gateway-b 1, 14 until another gateway releases them" in line
 
 
+def test_render_capacity_names_the_class_whose_target_binds() -> None:
+    text = "\n".join(render_document(changed("tiers.decode.capacity.class", "chat"), PIPE))
+    assert "9.1 req/s per replica, limited by TPOT of class chat;" in text
+
+
 def test_render_to_pipe_is_uncut_and_plain() -> None:
     lines = render_document(DOCUMENT, PIPE)
     assert "\x1b" not in "".join(lines)

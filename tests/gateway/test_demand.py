@@ -167,18 +167,18 @@ async def test_arrived_metric_keeps_all_requests() -> None:
 
 def test_counter_reports_added_less_withdrawn() -> None:
     counter = DemandCounter()
-    small, large = DemandTokens(30), DemandTokens(100, {MediaKind.IMAGE: 60})
+    small, large = DemandTokens(30), DemandTokens(100, {MediaKind.IMAGE: 60}, "chat")
     counter.add(large)
     counter.withdraw(large)
-    assert counter.report() == (0, 0, {MediaKind.IMAGE: 0})
+    assert counter.report() == (0, 0, {MediaKind.IMAGE: 0}, {"chat": 0})
     counter.add(large)
-    assert counter.report() == (1, 100, {MediaKind.IMAGE: 60})
+    assert counter.report() == (1, 100, {MediaKind.IMAGE: 60}, {"chat": 1})
     counter.withdraw(large)
-    assert counter.report() == (1, 100, {MediaKind.IMAGE: 60})
+    assert counter.report() == (1, 100, {MediaKind.IMAGE: 60}, {"chat": 1})
     counter.add(small)
-    assert counter.report() == (1, 100, {MediaKind.IMAGE: 60})
+    assert counter.report() == (1, 100, {MediaKind.IMAGE: 60}, {"chat": 1})
     counter.add(large)
-    assert counter.report() == (2, 130, {MediaKind.IMAGE: 60})
+    assert counter.report() == (2, 130, {MediaKind.IMAGE: 60}, {"chat": 1})
 
 
 async def test_one_request_is_at_most_one_engine_of_demand() -> None:
@@ -200,3 +200,18 @@ async def test_capped_demand_is_withdrawn_whole() -> None:
     huge = world.send(messages=[{"role": "user", "content": "x" * 400_000}], n=128)
     world.complete(huge, status=400, ttft_us=5_000)
     assert demand(world)[:2] == (0, 0)
+
+
+async def test_demand_counts_by_class_of_the_service() -> None:
+    """An unknown class is the default one, and a rejection by the engine takes the request off its class."""
+    classes = {"classes": [{"name": "default"}, {"name": "chat"}]}
+    world = PickerHarness(
+        service_with_slo(admission=classes, classes=("default", "chat"), batch=50), pods=engine_names(1)
+    )
+    for name in ("chat", "chat", "strange"):
+        picked_engine(world.send(headers={"x-gateway-inference-objective": name}))
+    assert world.service()["requests"]["arrived_by_class"] == {"chat": 2, "default": 1}
+    rejected = world.send(headers={"x-gateway-inference-objective": "chat"})
+    assert isinstance(rejected, bytes)
+    world.complete(rejected, status=400)
+    assert world.service()["requests"]["arrived_by_class"] == {"chat": 2, "default": 1}

@@ -221,7 +221,16 @@ def test_prompt_is_text_and_media() -> None:
     assert found.prompt.tokens == pytest.approx(2691 + len(text) // 4, abs=50)
 
 
-@pytest.mark.parametrize("field", ["tools", "functions", "response_format"])
+def test_schema_of_response_format_is_a_kind_of_its_own() -> None:
+    """Engines do not read it with the prompt; what theirs makes of it is learned."""
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"description": "x" * 4000}}}
+    found, plain = read(QUESTION, response_format=form), read(QUESTION)
+    assert found.media_tokens == {MediaKind.SCHEMA: len(json.dumps(form)) // 4}
+    assert found.prompt.tokens == plain.prompt.tokens + found.media_tokens[MediaKind.SCHEMA]
+    assert found.corrected_prompt({"schema": 0.05}).tokens == pytest.approx(plain.prompt.tokens + 50, abs=2)
+
+
+@pytest.mark.parametrize("field", ["tools", "functions"])
 def test_schemas_count_as_text_of_prompt(field: str) -> None:
     schema = [{"type": "function", "function": {"name": "f", "description": "x" * 4000}}]
     extra = read(QUESTION, **{field: schema}).prompt.tokens - read(QUESTION).prompt.tokens

@@ -54,6 +54,7 @@ class _RequestsRecord(msgspec.Struct):
     rejected: dict[str, CountField]
     arrived_tokens: CountField | None = None  # from version 2 on
     arrived_media_tokens: dict[str, CountField] = {}  # of version 3, but not of its first gateways
+    arrived_by_class: dict[str, CountField] = {}  # likewise
 
 
 class _HistogramRecord(msgspec.Struct):
@@ -156,6 +157,7 @@ def _service_reading(name: str, record: _ServiceRecord) -> ServiceReading:
         arrived=requests.arrived,
         arrived_tokens=requests.arrived_tokens,
         arrived_media_tokens=requests.arrived_media_tokens,
+        arrived_by_class=requests.arrived_by_class,
         retried=requests.retried,
         succeeded=requests.succeeded,
         failed=requests.failed,

@@ -269,6 +269,8 @@ def _capacity_line(tier: Any) -> str:
         f"{format_optional(get_number(capacity, 'capacity_per_s'))} req/s per replica, "
         f"limited by {get_text(capacity, 'constraint') or MISSING}"
     )
+    if request_class := get_text(capacity, "class"):
+        capacity_text += f" of class {request_class}"
     infeasible = get_text(capacity, "infeasible", "summary")
     return f"{capacity_text}; {infeasible}" if infeasible else capacity_text
 

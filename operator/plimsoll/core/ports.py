@@ -128,7 +128,8 @@ class ServiceReading:
     """Counts of one service at one gateway replica.
 
     arrived: first attempts that are demand: served, or rejected for lack of capacity; arrived_tokens: their estimated
-    prompt tokens; arrived_media_tokens: those of them that are no text, by kind (`MediaKind`).
+    prompt tokens; arrived_media_tokens: those of them that are no text, by kind (`MediaKind`); arrived_by_class: the
+    first attempts by request class.
     retried: further attempts of the same requests.
     succeeded, failed, cancelled: completed requests. rejected: by reason.
     ttft_s, e2e_s: from receipt to the first and to the last byte of the response, over succeeded requests.
@@ -137,8 +138,8 @@ class ServiceReading:
     reserved_work_s: GPU-seconds of retry reservations that are not due.
     slot_limit: sequences that it may have at each engine; slots_in_use: the most that it has at one.
     outcomes: of admission, by name. inflight: requests at each engine now, by pod. config_state: configuration in use.
-    A gateway of an older release reports no tokens, ttft_s, e2e_s, slo_counts, by_tpot_target and config_state, and
-    nothing of admission.
+    A gateway of an older release reports no tokens, ttft_s, e2e_s, slo_counts, by_tpot_target and config_state, no
+    classes, and nothing of admission.
     """
 
     arrived: float
@@ -161,6 +162,7 @@ class ServiceReading:
     by_tpot_target: Mapping[float, float] | None = None
     config_state: GatewayConfigState | None = None
     arrived_media_tokens: Mapping[str, float] = field(default_factory=dict)
+    arrived_by_class: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ with the prompt.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -91,3 +92,16 @@ class Slo:
         """Return the TTFT target of a prompt, s; infinity without one. Cached tokens count."""
         base_s = math.inf if self.ttft_s is None else self.ttft_s
         return base_s + self.ttft_per_1k_tokens_s * prompt_tokens / 1000
+
+
+def tightest(slos: Sequence[Slo]) -> Slo:
+    """Return the SLO whose every target is the least of these, so that whatever meets it meets each of them.
+
+    At least one; all have the same share. Only those with a TTFT target count for the time added to it.
+    """
+
+    def least(name: str) -> float | None:
+        return min((value for slo in slos if (value := getattr(slo, name)) is not None), default=None)
+
+    added_s = min((slo.ttft_per_1k_tokens_s for slo in slos if slo.ttft_s is not None), default=0.0)
+    return Slo(slos[0].share, least("ttft_s"), added_s, least("tpot_s"), least("e2e_s"), least("itl_s"))

@@ -29,11 +29,15 @@ class Task(StrEnum):
 
 
 class MediaKind(StrEnum):
-    """A kind of content of a prompt that is no text."""
+    """A kind of content of a request that is no plain text of its prompt.
+
+    Most chat templates leave the schema of a response format out: the engine only holds the response to it.
+    """
 
     IMAGE = "image"
     AUDIO = "audio"
     VIDEO = "video"
+    SCHEMA = "schema"
 
     __hash__ = str.__hash__  # Enum.__hash__ is slow Python code
 

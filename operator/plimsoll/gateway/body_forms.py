@@ -61,8 +61,13 @@ class CompletionFields(msgspec.Struct):
     @property
     def template_bytes(self) -> int:
         """The size of what a chat template may write into the prompt and is neither message nor tool."""
-        others = self.functions, self.response_format, self.documents, self.chat_template, self.chat_template_kwargs
+        others = self.functions, self.documents, self.chat_template, self.chat_template_kwargs
         return sum(utf8_bytes(bytes(raw)) for raw in others if raw)
+
+    @property
+    def schema_bytes(self) -> int:
+        """The size of the schema that the response must have."""
+        return utf8_bytes(bytes(self.response_format)) if self.response_format else 0
 
 
 class BodyFields(CompletionFields):
@@ -83,6 +88,11 @@ class BodyFields(CompletionFields):
     text_2: msgspec.Raw = msgspec.Raw()
     data_1: msgspec.Raw = msgspec.Raw()
     data_2: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def schema_bytes(self) -> int:
+        """The same, also of the form in which /v1/responses has it."""
+        return super().schema_bytes + utf8_bytes(bytes(self.text))
 
 
 _decode_completion = msgspec.json.Decoder(CompletionFields).decode
@@ -161,7 +171,7 @@ def _completion(fields: CompletionFields, n: int, is_chat: bool) -> PromptSize:
     messages, text, embeds = bytes(fields.messages), bytes(fields.prompt), bytes(fields.prompt_embeds)
     has_messages, has_embeds = messages not in _ABSENT, embeds not in _ABSENT
     if (is_chat and has_messages) or not (text or has_embeds):  # engines ignore the prompt of a chat with messages
-        return _conversation(fields, split_messages(messages, PREFIX_BYTES), fields.template_bytes, n)
+        return _conversation(fields, split_messages(messages, PREFIX_BYTES), n)
     if has_embeds:
         return _with_embeds(text, embeds, n)
     return PromptSize(_list_size(n, text), text[:PREFIX_BYTES], is_estimated=not _is_token_ids(text))
@@ -179,13 +189,12 @@ def _with_embeds(text: bytes, embeds: bytes, n: int) -> PromptSize:
 
 def _messages(fields: BodyFields) -> PromptSize:
     parts = split_media(bytes(fields.system) + bytes(fields.messages), PREFIX_BYTES)
-    return _conversation(fields, parts, fields.template_bytes, 1)
+    return _conversation(fields, parts, 1)
 
 
 def _responses(fields: BodyFields) -> PromptSize:
-    template_bytes = fields.template_bytes + utf8_bytes(bytes(fields.text))
     parts = split_media(bytes(fields.instructions) + bytes(fields.input), PREFIX_BYTES)
-    return _conversation(fields, parts, template_bytes, 1)
+    return _conversation(fields, parts, 1)
 
 
 def _embedding(fields: BodyFields) -> PromptSize:
@@ -235,14 +244,17 @@ _SIZES: Final[Mapping[BodyForm, Callable[[BodyFields], PromptSize]]] = {
 }
 
 
-def _conversation(fields: CompletionFields, parts: MessageParts, template_bytes: int, n: int) -> PromptSize:
+def _conversation(fields: CompletionFields, parts: MessageParts, n: int) -> PromptSize:
     """Returns the size of messages and tools. A chat template writes tools first, so the prefix begins with them."""
-    tools, prefix, text_bytes = bytes(fields.tools), parts.prefix, parts.text_bytes + template_bytes
+    tools, prefix, text_bytes = bytes(fields.tools), parts.prefix, parts.text_bytes + fields.template_bytes
+    media = parts.media_tokens
+    if schema_tokens := fields.schema_bytes // BYTES_PER_TOKEN:
+        media = {**media, MediaKind.SCHEMA: schema_tokens}
     if tools:
         text_bytes += utf8_bytes(tools)
         prefix = prefix if tools in _NO_TOOLS else (tools[:PREFIX_BYTES] + prefix)[:PREFIX_BYTES]
-    tokens = text_bytes // BYTES_PER_TOKEN + sum(parts.media_tokens.values())
-    return PromptSize(Prompt(tokens, n), prefix, parts.media_tokens, pictures=parts.pictures)
+    tokens = text_bytes // BYTES_PER_TOKEN + sum(media.values())
+    return PromptSize(Prompt(tokens, n), prefix, media, pictures=parts.pictures)
 
 
 def _list_size(n: int, text: bytes) -> Prompt:

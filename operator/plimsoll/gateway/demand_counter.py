@@ -1,4 +1,4 @@
-"""Counts the requests of one service that are demand, and their prompt tokens, for the operator.
+"""Counts the requests of one service that are demand, their prompt tokens and their classes, for the operator.
 
 Problem: an engine's rejection of a request, as too long for the model for example, is known only after the request has
 counted. A count that decreases looks like a restart to its readers.
@@ -18,18 +18,23 @@ from plimsoll.core.types import MediaKind
 
 
 class DemandTokens(NamedTuple):
-    """Estimated prompt tokens; `media` are those of them that are no text, by kind."""
+    """Estimated prompt tokens of one request; `media` are those of them that are no text, by kind.
+
+    `request_class` is the class that the service gives it, "" without classes.
+    """
 
     total: int
     media: Mapping[MediaKind, int] = MappingProxyType({})
+    request_class: str = ""
 
 
 class DemandReport(NamedTuple):
-    """Requests and their prompt tokens since the start."""
+    """Requests and their prompt tokens since the start; `by_class` are the requests of each class."""
 
     requests: int
     tokens: int
     media_tokens: Mapping[MediaKind, int]
+    by_class: Mapping[str, int]
 
 
 class DemandCounter:
@@ -38,7 +43,8 @@ class DemandCounter:
     def __init__(self) -> None:
         self._requests = self._tokens = 0  # added less withdrawn
         self._media: Counter[MediaKind] = Counter()
-        self._reported = DemandReport(0, 0, {})
+        self._by_class: Counter[str] = Counter()
+        self._reported = DemandReport(0, 0, {}, {})
 
     def add(self, tokens: DemandTokens) -> None:
         """Count a request."""
@@ -50,11 +56,12 @@ class DemandCounter:
 
     def report(self) -> DemandReport:
         """Returns what was added less what was withdrawn."""
-        requests, tokens, media = self._reported
+        requests, tokens, media, by_class = self._reported
         self._reported = DemandReport(
             max(requests, self._requests),
             max(tokens, self._tokens),
             {kind: max(media.get(kind, 0), count) for kind, count in self._media.items()},
+            {name: max(by_class.get(name, 0), count) for name, count in self._by_class.items()},
         )
         return self._reported
 
@@ -63,3 +70,5 @@ class DemandCounter:
         self._tokens += sign * tokens.total
         for kind, count in tokens.media.items():
             self._media[kind] += sign * count
+        if tokens.request_class:
+            self._by_class[tokens.request_class] += sign

@@ -214,7 +214,7 @@ class Picker:
             self.refresh(now)
         ctx.is_retry = self.admission.has_reservation(ctx, now) or ctx.is_retry
         reply = self._first(service, ctx, now)
-        tokens = demand_tokens(ctx, self.admission.kv_tokens(service.key))
+        tokens = demand_tokens(ctx, service, self.admission.kv_tokens(service.key))
         ctx.counted_tokens = tokens if ctx.is_demand else None
         self.stats(service.key).record_arrival(tokens, retry=ctx.is_retry, demand=ctx.is_demand)
         self.release((), now)
@@ -313,7 +313,7 @@ class Picker:
             self._adapter_requests.record(key, ctx.adapter)
         if ctx.is_fallback:
             self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
-            tokens = demand_tokens(ctx, self.admission.kv_tokens(key))
+            tokens = demand_tokens(ctx, service, self.admission.kv_tokens(key))
             stats.record_arrival(tokens, retry=ctx.is_retry, demand=True)
         stats.record_sent(ctx.tenant)
         if decision is not None:
@@ -322,7 +322,8 @@ class Picker:
             stats.record_prefill(remote=pick.prefill is not None)
         self.admission.record_forwarded(ctx, pick.endpoint.address, now)
         ctx.prefill = "" if pick.prefill is None else pick.prefill.address
-        deadlines, demand = slo_deadlines(service, ctx), demand_by_service(ctx, self.admission.kv_tokens)
+        deadlines = slo_deadlines(service, ctx)
+        demand = demand_by_service(ctx, self.catalog.services, self.admission.kv_tokens)
         self.inflight.begin(
             key, pick, ctx.request_id, now, ctx.retry_key, deadlines, demand, via=ctx.via, is_foreign=ctx.is_foreign
         )

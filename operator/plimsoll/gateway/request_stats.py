@@ -161,6 +161,7 @@ class RequestStats:
                 "arrived": demand.requests,
                 "arrived_tokens": demand.tokens,
                 "arrived_media_tokens": {kind.value: count for kind, count in demand.media_tokens.items()},
+                "arrived_by_class": dict(demand.by_class),
                 "retried": self.demand_retries,
                 "succeeded": self.completed[RequestOutcome.SUCCEEDED],
                 "rejected_by_engine": self.completed[RequestOutcome.REJECTED],

@@ -79,6 +79,7 @@ class SimulatedGateway:
         self._pick_count = 0
         self._token_estimator = TokenEstimator()
         self._arrived = self._arrived_tokens = self._retried = self._succeeded = self._failed = 0
+        self._arrived_by_class: Counter[str] = Counter()
         self._recent_rejections = RecentRejections()
         self._rejections: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
@@ -146,6 +147,7 @@ class SimulatedGateway:
             else:
                 self._arrived += 1
                 self._arrived_tokens += attempt.trace_request.prompt_tokens
+                self._arrived_by_class[self._class_of(attempt)] += 1
         return decision
 
     def _decide(self, attempt: Attempt, is_retry: bool, now_s: float) -> AdmissionDecision | None:
@@ -260,6 +262,7 @@ class SimulatedGateway:
         return ServiceReading(
             arrived=self._arrived,
             arrived_tokens=self._arrived_tokens,
+            arrived_by_class=dict(self._arrived_by_class),
             retried=self._retried,
             succeeded=self._succeeded,
             failed=self._failed,
@@ -288,9 +291,7 @@ class SimulatedGateway:
             trace_request = attempt.trace_request
             attempt.request = AdmissionRequest(
                 id=str(attempt.id),
-                request_class=trace_request.request_class
-                if trace_request.request_class in self._class_names
-                else self._default,
+                request_class=self._class_of(attempt),
                 tenant=trace_request.tenant,
                 arrived_s=trace_request.at_s,
                 prompt_tokens=trace_request.prompt_tokens,
@@ -302,6 +303,10 @@ class SimulatedGateway:
                 is_stream=True,
             )
         return attempt.request
+
+    def _class_of(self, attempt: Attempt) -> str:
+        name = attempt.trace_request.request_class
+        return name if name in self._class_names else self._default
 
     def _is_retry(self, attempt: Attempt, now_s: float) -> bool:
         """Whether this gateway has counted the demand before."""

@@ -108,8 +108,9 @@ class InferenceServiceStatus(StatusModel):
     slo: SloStatus | None = Field(default=None, description="SLO attainment that clients saw in the last minute.")
     limited_by: str | None = Field(
         default=None,
-        max_length=64,
-        description="Tier nearest to its SLO capacity, and its tightest constraint: TPOT, TTFT, e2e, itl, slots or KV.",
+        max_length=128,
+        description="Tier nearest to its SLO capacity, and its tightest constraint: TPOT, TTFT, e2e, itl, slots or KV. "
+        "The class follows if the target is one of its own, such as `serve TPOT of class chat`.",
     )
     recovery: FormattedNumber | None = Field(
         default=None,

@@ -19,7 +19,7 @@ from typing import Any, Final
 from plimsoll.api.message_text import name_some
 from plimsoll.core import codec, units
 from plimsoll.core.admission.publication import AdmissionLimits
-from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
+from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, name_constraint
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.service_state import TICK_S, ServiceState, TimedDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
@@ -166,7 +166,7 @@ def _evidence(service: ServiceState, name: str, tier: TierState, horizon_s: floa
     return {
         "engine": None if tier.engine_key is None else asdict(tier.engine_key),
         "model": _model(tier),
-        "capacity": _capacity(tier.capacity),
+        "capacity": _capacity(tier.capacity, service.class_targets.by_target),
         "forecast": _forecast(service, name, tier, horizon_s),
         "startup": _startup(tier),
     }
@@ -185,7 +185,8 @@ def _model(tier: TierState) -> Object:
     return {"calibrated": assessment.sufficient, "summary": assessment.message, "quantile": PESSIMISM, **asdict(model)}
 
 
-def _capacity(capacity: TierCapacity | Unavailable) -> Object:
+def _capacity(capacity: TierCapacity | Unavailable, target_classes: Mapping[str, str]) -> Object:
+    """The SLO capacity. `class` is the request class whose target is the constraint, null if it is the service's."""
     if isinstance(capacity, Unavailable):
         return _unavailable(capacity)
     return {
@@ -193,15 +194,16 @@ def _capacity(capacity: TierCapacity | Unavailable) -> Object:
         "replica_work": capacity.replica_work,
         "request_gpu_s": capacity.request_gpu_s,
         "constraint": capacity.constraint,
-        "infeasible": None if capacity.infeasible is None else _infeasible(capacity.infeasible),
+        "class": target_classes.get(capacity.constraint),
+        "infeasible": None if capacity.infeasible is None else _infeasible(capacity.infeasible, target_classes),
     }
 
 
-def _infeasible(infeasible: Infeasible) -> Object:
+def _infeasible(infeasible: Infeasible, target_classes: Mapping[str, str]) -> Object:
     nearest = infeasible.nearest_slo
     targets = () if nearest is None else nearest.targets
     targets_text = " and ".join(f"{name} {units.format_seconds(at_s)}" for name, at_s in targets if at_s is not None)
-    violated = f"{infeasible.constraint} violates it{infeasible.hint}"
+    violated = f"{name_constraint(infeasible.constraint, target_classes)} violates it{infeasible.hint}"
     message = f"no replica count meets the SLO ({violated}), sized for {targets_text or 'none'}"
     feasible = (
         None if nearest is None else {"ttft_s": nearest.ttft_s, "tpot_s": nearest.tpot_s, **_optional_targets(nearest)}

@@ -22,7 +22,7 @@ from plimsoll.controllers.autoscale.signal_health import (
 from plimsoll.core import units
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.model_mismatch import sizing_mismatches
-from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResult
+from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResult, name_constraint
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
@@ -223,8 +223,9 @@ def slo_infeasible(service_state: ServiceState) -> Condition | None:
         targets_text = ", ".join(
             f"slo.{name.lower()} {units.format_rounded_duration(value)}" for name, value in targets if value is not None
         )
-        violation = f"{sizing.infeasible.constraint} violates it"
-        brief = f"{name}: no replica count meets spec.slo, {violation}; feasible: {targets_text}"
+        violation = f"{name_constraint(sizing.infeasible.constraint, sizing.target_classes)} violates it"
+        slo = "the targets of its classes" if sizing.target_classes else "spec.slo"
+        brief = f"{name}: no replica count meets {slo}, {violation}; feasible: {targets_text}"
         message = f"{brief}{sizing.infeasible.hint}"
         return Condition(ConditionType.SLO_INFEASIBLE, True, ConditionReason.INFEASIBLE, message, brief)
     return None

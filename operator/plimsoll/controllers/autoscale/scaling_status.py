@@ -311,7 +311,7 @@ def _round_to_tens(percent: float) -> int:
 def _limited_by(service_state: ServiceState, decision: ScalingDecision) -> str | None:
     """The binding tier and the constraint that limits its SLO capacity; None if it is not sized."""
     sizing = service_state.sizings.get(decision.binding_tier or "")
-    return f"{decision.binding_tier} {sizing.constraint}" if isinstance(sizing, SizingResult) else None
+    return f"{decision.binding_tier} {sizing.limited_by}" if isinstance(sizing, SizingResult) else None
 
 
 def _rfc3339(at_s: float) -> str:

@@ -43,14 +43,17 @@ def decide_in_slices(
     services: Mapping[K, ServiceEntry], now_s: float, small_fleet: int = SMALL_FLEET
 ) -> Iterator[dict[K, ScalingDecision]]:
     """As `decide_all`, in steps of a few milliseconds; yields the decisions of each, which may be none."""
-    for number, (service, snapshot, spec) in enumerate(services.values(), 1):
+    sized: dict[K, ServiceEntry] = {}
+    for number, (key, (service, snapshot, spec)) in enumerate(services.items(), 1):
+        spec = service.class_targets.apply(spec, snapshot.metrics, now_s)
         service.ingest(snapshot, spec, now_s)
+        sized[key] = service, snapshot, spec
         if number % SLICE_SIZE == 0:
             yield {}
     yield {}
-    _update_capacities(services.values(), now_s)
+    _update_capacities(sized.values(), now_s)
     yield {}
-    is_small, entries = len(services) <= small_fleet, iter(services.items())
+    is_small, entries = len(sized) <= small_fleet, iter(sized.items())
     while part := dict(islice(entries, SLICE_SIZE)):
         _observe_demand(part.values(), now_s)
         decided = _decide(

@@ -42,6 +42,15 @@ class Mismatch(NamedTuple):
     advice: str
 
 
+def name_constraint(constraint: Constraint, target_classes: Mapping[str, str]) -> str:
+    """Return the constraint with the class whose target it is, if that is no target of the service.
+
+    Such as `TPOT of class chat`.
+    """
+    class_name = target_classes.get(constraint)
+    return str(constraint) if class_name is None else f"{constraint} of class {class_name}"
+
+
 @dataclass(frozen=True, slots=True)
 class SizingResult:
     """Sizing of one tier for a forecast; `sizing_batch.size_batch` computes it for many tiers.
@@ -55,6 +64,7 @@ class SizingResult:
     infeasible: no number of replicas meets the SLO, and the sizing uses the feasible SLO that it names.
     capacity_correction: factor from observed rejections, included in `replicas`. ttft_offset_s: TTFT beyond the model,
     from late first tokens, included too. limits_mismatches: what engines hold less than announced, included too.
+    target_classes: the request class whose own target replaces that of the service, by the target's name.
     """
 
     replicas: int
@@ -72,6 +82,12 @@ class SizingResult:
     capacity_correction: float = 1.0
     ttft_offset_s: float = 0.0
     limits_mismatches: tuple[Mismatch, ...] = ()
+    target_classes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def limited_by(self) -> str:
+        """The tightest constraint, as `name_constraint` names it."""
+        return name_constraint(self.constraint, self.target_classes)
 
     @property
     def well_used_replicas(self) -> int:

@@ -22,6 +22,7 @@ from plimsoll.core.autoscaling.observations import (
     NoDemand,
     SizingResult,
     TierDemand,
+    name_constraint,
 )
 from plimsoll.core.autoscaling.scale_to_zero import apply_scale_to_zero
 from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
@@ -191,7 +192,7 @@ def apply_sizing(
         sizing.replicas,
         capacity_per_s,
         headroom_note,
-        sizing.constraint,
+        sizing.limited_by,
         note,
         notes,
         idle_note or extra + _correction_note(sizing),
@@ -276,7 +277,8 @@ def _infeasible_note(sizing: SizingResult) -> str:
     feasible = sizing.infeasible.nearest_slo
     targets = [] if feasible is None else feasible.targets
     looser_targets = " and ".join(f"{name} {format_seconds(target)}" for name, target in targets if target is not None)
-    cause = f"limited by {sizing.infeasible.constraint}{sizing.infeasible.hint}"
+    violated = name_constraint(sizing.infeasible.constraint, sizing.target_classes)
+    cause = f"limited by {violated}{sizing.infeasible.hint}"
     return f"no number of replicas meets the SLO ({cause}), sized for {looser_targets or 'none'}"
 
 

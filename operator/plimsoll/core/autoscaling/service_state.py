@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from plimsoll.core.autoscaling import cadence
 from plimsoll.core.autoscaling.cadence import DecisionBasis
 from plimsoll.core.autoscaling.capacity_correction import correct_sizings
+from plimsoll.core.autoscaling.class_targets import ClassTargets
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_cache import DecisionCache
 from plimsoll.core.autoscaling.decision_state import DecisionState
@@ -87,6 +88,7 @@ class ServiceState:
     sizings: dict[str, SizingResult | Unavailable] = field(default_factory=dict)
     corrections: dict[str, CapacityCorrection] = field(default_factory=dict)
     ttft_feedback: TtftFeedback = field(default_factory=TtftFeedback)
+    class_targets: ClassTargets = field(default_factory=ClassTargets)
     cache: DecisionCache = field(default_factory=DecisionCache, repr=False)
     idle_stats: IdleStats = NO_IDLE_STATS
     retuning: RetuningState = NOT_RETUNED
@@ -272,7 +274,7 @@ class ServiceState:
         known = {name: sizings.get(name) or self._sizing_unavailable(name, demand) for name in self.tiers}
         corrected = correct_sizings(self.corrections, known, self.tiers, snapshot, spec.slo, now_s)
         self.sizings = {
-            name: self._with_limits(name, self.ttft_feedback.mark(sizing)) for name, sizing in corrected.items()
+            name: self._with_notes(name, self.ttft_feedback.mark(sizing)) for name, sizing in corrected.items()
         }
         idle_period = (
             self.is_idle if isinstance(self.is_idle, Unavailable) else idle_periods.current_idle(self.idle_stats, now_s)
@@ -293,10 +295,14 @@ class ServiceState:
             self.decisions.append(self.last_decision)
         return decision
 
-    def _with_limits(self, name: str, sizing: SizingResult | Unavailable) -> SizingResult | Unavailable:
-        """Return the sizing with what engines hold less than announced."""
-        tier = self.tiers[name]
-        if isinstance(sizing, Unavailable) or tier.limits is tier.announced:
+    def _with_notes(self, name: str, sizing: SizingResult | Unavailable) -> SizingResult | Unavailable:
+        """Return the sizing with what engines hold less than announced, and the classes whose targets it is for."""
+        if isinstance(sizing, Unavailable):
+            return sizing
+        tier, target_classes = self.tiers[name], self.class_targets.by_target
+        if target_classes:
+            sizing = replace(sizing, target_classes=target_classes)
+        if tier.limits is tier.announced:
             return sizing
         return replace(sizing, limits_mismatches=limits_mismatches(tier.limits, tier.announced))
 

@@ -80,7 +80,7 @@ class ServiceInterval(NamedTuple):
     arrivals: as `arrived` of `ServiceReading`. rejected: rejections for lack of capacity or time. arrivals_with_tokens:
     the arrivals whose tokens are reported. assessed, missed, ttft_missed, e2e_missed: as in `SloCounts`.
     by_tpot_target: assessed responses by their TPOT target in seconds. arrival_media_tokens: those of arrival_tokens
-    that are no text, by kind; None without any.
+    that are no text, by kind; arrivals_by_class: the arrivals by request class; None without any.
     """
 
     seconds: float
@@ -98,6 +98,7 @@ class ServiceInterval(NamedTuple):
     e2e_missed: float | None = None
     by_tpot_target: Mapping[float, float] | None = None
     arrival_media_tokens: Mapping[str, float] | None = None
+    arrivals_by_class: Mapping[str, float] | None = None
 
     def without_slo_counts(self) -> ServiceInterval:
         """The interval without the responses that were counted against targets."""
@@ -154,7 +155,7 @@ def is_valid_reading(reading: ServiceReading) -> bool:
     gauges = (reading.queued, reading.queued_work_s, reading.reserved_work_s, *reading.inflight.values())
     slo_values = *(reading.slo_counts or ()), *(reading.by_tpot_target or {}).values()
     histograms = (reading.ttft_s, reading.e2e_s)
-    by_key = *reading.rejected.values(), *reading.arrived_media_tokens.values()
+    by_key = *reading.rejected.values(), *reading.arrived_media_tokens.values(), *reading.arrived_by_class.values()
     return all(map(_is_valid_count, (*counters, *gauges, *slo_values, *by_key))) and all(
         map(_is_valid_histogram, histograms)
     )
@@ -205,13 +206,14 @@ def service_interval(
         _by_tpot_target_delta(before.by_tpot_target, after.by_tpot_target),
     )
     media_tokens = _by_key_delta(before.arrived_media_tokens, after.arrived_media_tokens)
-    by_key = *(by_tpot_target or {}).values(), *media_tokens.values()
+    by_class = _by_key_delta(before.arrived_by_class, after.arrived_by_class)
+    by_key = *(by_tpot_target or {}).values(), *media_tokens.values(), *by_class.values()
     if min(*deltas, arrival_tokens or 0.0, *(slo_counts or ()), *by_key) < 0.0:
         return None
     arrivals_with_tokens = None if arrival_tokens is None else deltas[0]
     counts = (seconds, *deltas, arrivals_with_tokens, arrival_tokens, *(_histogram_delta(*pair) for pair in histograms))
     slo_fields = slo_counts or (None,) * len(SloCounts._fields)
-    return ServiceInterval._make((*counts, *slo_fields, by_tpot_target, media_tokens or None))
+    return ServiceInterval._make((*counts, *slo_fields, by_tpot_target, media_tokens or None, by_class or None))
 
 
 def _add_values(first: CounterValue, second: CounterValue) -> CounterValue:

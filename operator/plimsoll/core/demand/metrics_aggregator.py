@@ -140,6 +140,7 @@ class MetricsAggregator:
             slo_counts=_slo_counts(last_minute),
             by_tpot_target=None if last_minute is None else last_minute.by_tpot_target,
             arrivals=0.0 if last_minute is None else last_minute.arrivals,
+            arrivals_by_class=(None if last_minute is None else last_minute.arrivals_by_class) or {},
             rejected_share=_rejected_share(last_minute),
             queued=gauges.queued,
             queued_work_s=gauges.queued_work_s,

@@ -52,19 +52,19 @@ class ServiceMetrics:
     rate_per_s: first attempts. has_new_rate: whether there is a new rate since the last call; an old rate is no new
     sample. coverage: share of the gateways with a fresh reading, 0 without any. silent: the others, in order, if some
     report. age_s: age of the oldest of these readings. mean_prompt_tokens: mean over the arrivals of the last minute.
-    token_ratios: counted over estimated prompt tokens by kind of content, empty where the estimate is close.
-    workload: requests of the last minutes, with prompts scaled to `mean_prompt_tokens` where that differs by more
-    than a tenth. ttft_s: SLO percentile of TTFT as clients saw it, last minute; ttft_histogram: its distribution.
-    e2e_s: the same percentile of the end-to-end latency. slo_counts: the last minute's responses against the SLO;
-    None where gateways do not report them. by_tpot_target: how many of those had which TPOT target (s); the rest
-    had none. arrivals: first attempts, last minute. rejected_share: rejections over these. queued: requests that
-    wait at the gateways now; queued_work_s: their GPU-seconds in the tier that generates responses.
-    reserved_work_s: GPU-seconds there of rejected requests with a retry reservation, until it is due. Retries are
-    no arrivals, so no rate includes them. in_flight: requests that gateways have sent to engines and that have not
-    ended. transfer_stats: KV that decode engines received from prefill engines, over about ten minutes.
-    gateway_count: existing gateways. quiet_s: seconds for which every gateway has reported, without a gap, that no
-    request arrives, ends, waits or runs; 0 unless all gateways report. is_measured_at_engines: whether requests
-    pass no gateway, so that engines report what gateways do otherwise.
+    token_ratios: counted over estimated prompt tokens by kind of content, empty where the estimate is close. workload:
+    requests of the last minutes, with prompts scaled to `mean_prompt_tokens` where that differs by more than a tenth.
+    ttft_s: SLO percentile of TTFT as clients saw it, last minute; ttft_histogram: its distribution. e2e_s: the same
+    percentile of the end-to-end latency. slo_counts: the last minute's responses against the SLO; None where gateways
+    do not report them. by_tpot_target: how many of those had which TPOT target (s); the rest had none. arrivals: first
+    attempts, last minute; arrivals_by_class: those by request class. rejected_share: rejections over these. queued:
+    requests that wait at the gateways now; queued_work_s: their GPU-seconds in the tier that generates responses.
+    reserved_work_s: GPU-seconds there of rejected requests with a retry reservation, until it is due. Retries are no
+    arrivals, so no rate includes them. in_flight: requests that gateways have sent to engines and that have not ended.
+    transfer_stats: KV that decode engines received from prefill engines, over about ten minutes. gateway_count:
+    existing gateways. quiet_s: seconds for which every gateway has reported, without a gap, that no request arrives,
+    ends, waits or runs; 0 unless all gateways report. is_measured_at_engines: whether requests pass no gateway, so that
+    engines report what gateways do otherwise.
     """
 
     rate_per_s: float | Unavailable = NO_DATA
@@ -83,6 +83,7 @@ class ServiceMetrics:
     slo_counts: SloCounts | None = None
     by_tpot_target: Mapping[float, float] | None = None
     arrivals: float = 0.0
+    arrivals_by_class: Mapping[str, float] = field(default_factory=dict)
     rejected_share: float | Unavailable = NO_DATA
     queued: float | Unavailable = NO_DATA
     queued_work_s: float | Unavailable = NO_DATA

@@ -1,4 +1,4 @@
-"""Ratios of counted to estimated prompt tokens of a model, for text, pictures, sound and video.
+"""Ratios of counted to estimated prompt tokens: text, pictures, sound, video and schemas of response formats.
 
 Problem: a gateway estimates prompt tokens by rules of thumb: bytes of text, pixels of pictures. Tokenizers differ, and
 one model family needs 256 tokens for any picture where another needs 2,700. Engines count only the sum of all prompt
@@ -26,7 +26,7 @@ from plimsoll.core.prompt_tokens import KINDS, TEXT
 _WINDOW_S: Final = 30.0  # longer than a queue and a prefill: arrivals and prefills of a window are the same requests
 _MIN_REQUESTS: Final = 5.0  # fewer make no observation
 _MEMORY_S: Final = 1800.0
-_PRIOR_ERROR: Final = np.array([0.2, 1.0, 1.0, 1.0])  # standard deviation of a ratio before evidence, by kind
+_PRIOR_ERROR: Final = np.array([0.2, 1.0, 1.0, 1.0, 1.0])  # standard deviation of a ratio before evidence, by kind
 _REQUEST_ERROR: Final = 0.5  # of the mean of one request's tokens, relative
 _RANGE: Final = (0.05, 20.0)
 _TEXT_RANGE: Final = (0.25, 4.0)  # of text only: from 16 bytes for each token to one
