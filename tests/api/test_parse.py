@@ -59,6 +59,14 @@ def test_parse_tier_field_of_target_is_unknown(edits: Manifest) -> None:
     assert problem == f"spec.targets.serve.{name}: is not a known field"
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_target_of_a_pair_is_refused_by_its_name(role: str) -> None:
+    ref = {"apiVersion": "apps/v1", "kind": "Deployment", "name": role}
+    with pytest.raises(InvalidSpec) as caught:
+        parse(adopted(**{f"spec.targets.{role}": {"scaleTargetRef": ref, "maxReplicas": 2}}))
+    assert caught.value.problems == (f"spec.targets.{role}: is not a known field",)
+
+
 @pytest.mark.parametrize("name", examples())
 def test_parse_examples_are_accepted(name: str) -> None:
     assert isinstance(parse(examples()[name]), InferenceService)
