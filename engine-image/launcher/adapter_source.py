@@ -8,11 +8,13 @@ downloaded by a separate process, which may fail or hang alone.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 CONFIG_FILE = "adapter_config.json"
+MAX_CONFIG_BYTES = 1 << 20
 DOWNLOAD_SECONDS = 1800.0
 FORBIDDEN_ROOTS = ("/proc", "/sys", "/dev", "/run", "/var/run")
 _DOWNLOAD = (
@@ -56,6 +58,20 @@ def adapter_directory(path: Path, root: Path | None) -> Path:
     if not (found / CONFIG_FILE).is_file():
         raise SourceError(f"{path} has no {CONFIG_FILE}, so it is no LoRA adapter")
     return found
+
+
+def check_rank(directory: Path, max_rank: int) -> None:
+    """Raises SourceError for an adapter of a higher rank. What has no rank that can be read is left to the engine."""
+    with (directory / CONFIG_FILE).open("rb") as opened:
+        text = opened.read(MAX_CONFIG_BYTES)
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    rank = config.get("r") if isinstance(config, dict) else None
+    if isinstance(rank, int) and rank > max_rank:
+        limit = f"{max_rank} of spec.engine.lora.maxLoraRank"
+        raise SourceError(f"its rank in {CONFIG_FILE} is {rank}, above the {limit}: raise that field")
 
 
 async def _download(repository: str, revision: str, environment: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import desired_adapters, vllm
-from launcher.adapter_source import SourceError, resolve_source
+from launcher.adapter_source import SourceError, check_rank, resolve_source
 from launcher.adapter_state import AdapterStates, State
 from launcher.client import Response
 from launcher.contract import Contract
@@ -227,13 +227,20 @@ class AdapterLoader:
             log.warning("the state of the adapters cannot be written: %s", error)
 
 
-def source_resolver(contract: Contract, runtime: str, environment: Mapping[str, str] = os.environ) -> Resolve:
-    """Return a function that returns the path of an adapter's files, and downloads remote ones."""
+def source_resolver(
+    contract: Contract, runtime: str, max_rank: int, environment: Mapping[str, str] = os.environ
+) -> Resolve:
+    """Return a function that returns the path of an adapter's files, and downloads remote ones.
+
+    It raises SourceError for an adapter of a rank above `max_rank`.
+    """
     claims = Path(contract.paths["adapter_claims"])
 
     async def resolve(adapter: Adapter) -> str:
         if runtime != "vllm":  # the engine simulator has no weights
             return adapter.location
-        return await resolve_source(adapter.scheme, adapter.location, adapter.revision, claims, environment)
+        path = await resolve_source(adapter.scheme, adapter.location, adapter.revision, claims, environment)
+        check_rank(Path(path), max_rank)
+        return path
 
     return resolve

@@ -91,7 +91,7 @@ class Launcher:
                 contract.paths["adapters"],
                 self._adapter_states,
                 self._post,
-                adapters.source_resolver(contract, settings.runtime),
+                adapters.source_resolver(contract, settings.runtime, settings.lora.max_lora_rank),
             )
             if settings.lora is not None
             else None

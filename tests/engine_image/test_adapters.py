@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from launcher import client, desired_adapters
 from launcher.adapter_source import SourceError, adapter_directory, resolve_source
 from launcher.adapter_state import AdapterStates, State
-from launcher.adapters import AdapterLoader
+from launcher.adapters import AdapterLoader, source_resolver
 from launcher.desired_adapters import Adapter
+from tests.engine_image.middleware_harness import CONTRACT
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 BAD = "/bad"
@@ -341,6 +342,30 @@ async def test_source_that_is_no_adapter_is_named(tmp_path: Path) -> None:
         await resolve_source("file", "/proc/self", "", tmp_path, {})
     with pytest.raises(SourceError, match="cannot read s3"):
         await resolve_source("s3", "bucket/a", "", tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("config", "allowed"),
+    [
+        ({"r": 16}, True),
+        ({"r": 17}, False),
+        ({"r": "17"}, True),
+        ({}, True),
+        ([17], True),
+        ("no JSON", True),
+    ],
+)
+async def test_adapter_of_a_higher_rank_is_not_loaded(tmp_path: Path, config: Any, allowed: bool) -> None:
+    """The engine's own words would name no field of the service. What has no rank is for the engine to refuse."""
+    made = adapter_at(tmp_path / "sql")
+    (made / "adapter_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    resolve = source_resolver(CONTRACT, "vllm", 16, {})
+    adapter = Adapter("sql", "file", str(made), "", False)
+    if allowed:
+        assert await resolve(adapter) == str(made)
+        return
+    with pytest.raises(SourceError, match=r"is 17, above the 16 of spec.engine.lora.maxLoraRank: raise that field"):
+        await resolve(adapter)
 
 
 async def test_claim_of_an_adapter_is_below_the_mounts(tmp_path: Path) -> None:
