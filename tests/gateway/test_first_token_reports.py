@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.first_token_reports import report_age_s
+from plimsoll.core.admission.replica import SILENT_S
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord
 from plimsoll.gateway.envoy.access_log_config import end_log, running_log
 from plimsoll.gateway.settings import PickerSettings
@@ -66,12 +67,26 @@ async def test_report_without_a_first_token_is_ignored(change: dict[str, object]
     assert (margin_s(world), world.picker.stats("team/chat").early_first_tokens) == (before, 0)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_engine_is_silent_only_while_a_stream_is_awaited(stream: bool) -> None:
+    world = PickerHarness(service_with_slo(batch=50), pods=engine_names(1))
+    reply = world.send(stream=stream)
+    assert isinstance(reply, bytes)
+    (replica,) = controller_of(world.picker).pool.replicas.values()
+    assert (replica.silence_s(6.0) > SILENT_S) is stream
+    world.clock.advance_to(6.0)
+    world.report_first_token(reply, LATE_US)
+    assert replica.silence_s(6.0) == 0.0
+
+
 async def test_first_token_reaches_the_owner(tmp_path: Path) -> None:
     async with Gateways(tmp_path, 2, service_with_slo(batch=9), pods=engine_names(1)) as gateways:
         (other,), owner = gateways.others(), gateways.owner()
         reply = await other.ask("hi", stream=True)
         margin = controller_of(owner.picker)._margins[0]
         before = margin.margin_s
+        (replica,) = controller_of(owner.picker).pool.replicas.values()
+        assert replica.silence_s(time.monotonic() + 9.0) > SILENT_S
         other.picker.reports.on_running_record(running_record(reply, LATE_US), time.monotonic())
         await eventually(lambda: margin.margin_s > before, "the owner knows the first token")
         widened = margin.margin_s

@@ -271,6 +271,7 @@ class ServiceAdmission:
                 ctx.is_retry,
                 ctx.deadline.complete_s if ctx.deadline.complete_s < math.inf else None,
                 "" if ctx.adapter is None else ctx.adapter.name,
+                ctx.stream,
             )
         return ctx.admission_request
 

@@ -345,6 +345,7 @@ class SimulatedGateway:
                 has_fallback=self._fallback,
                 block_hashes=_prompt_blocks(trace_request.block_ids, trace_request.prompt_tokens),
                 adapter=trace_request.adapter if self._max_adapters else "",
+                is_stream=True,
             )
         return attempt.request
 

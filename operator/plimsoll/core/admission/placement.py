@@ -239,6 +239,7 @@ class ReplicaPool:
             if replica is hash_home:
                 saved_s = self._other_gateways_share * replica_cost.stall_s
                 score = first_token_s - saved_s + STALL_COST_FACTOR * (replica_cost.stall_s - saved_s)
+            score += replica.silence_s(now)
             over_prefill_share = replica.prefill_tat_s - now > replica.max_prefill_ahead_s and replica.sequences
             if best is not None and not over_prefill_share and (score >= best_score or first_token_s > within_s):
                 continue  # cannot become the best, so its room does not matter
@@ -265,6 +266,7 @@ class ReplicaPool:
         replica, cost = placement.replica, placement.cost
         assert replica is not None
         running = RunningRequest(cost, class_index, request.tenant, now, placement.first_token_s)
+        running.is_awaited = request.is_stream and placement.prefill is None and placement.first_token_s > 0.0
         if request.adapter:
             running.adapter = request.adapter
             is_load = self.adapters.add(replica.address, request.adapter, now)

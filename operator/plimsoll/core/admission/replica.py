@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from plimsoll.core.admission.cost_model import MIN_SPREAD_TOKENS, EngineCostModel, RequestCost
+from plimsoll.core.admission.first_token_reports import REPORT_INTERVAL_S
 from plimsoll.core.admission.kv_projection import KvProjection
 from plimsoll.core.admission.prefill_queue import RemotePrefill
 from plimsoll.core.admission.ttft_residual import TtftResidual
@@ -26,6 +27,7 @@ STEP_TIME_RATIO_RANGE: Final = (0.5, 4.0)
 # How far prefill may run ahead of its share of steps: a fraction of a mean output's time in full steps ...
 PREFILL_BURST_SHARE: Final = 0.03
 MIN_BURST_STALLS: Final = 3.0  # ... but at least this many mean prefills
+SILENT_S: Final = REPORT_INTERVAL_S + 0.5  # after a first token was due and might have been reported
 MIN_RETRY_S: Final = 1e-3  # minimum time before a full replica is checked again
 _MIN_PREFILL_SHARE: Final = 0.05
 
@@ -38,7 +40,7 @@ class RunningRequest:
     - `remote_prefill`: its job at a prefill replica.
     - `utilization`, `ttft_residual_s`: the replica's at admission.
     - `prefilled_at_s`: predicted end of its prefill.
-    - `has_first_token`: its first token has come, and its TTFT is recorded.
+    - `is_awaited`: its first token will be reported. `has_first_token`: it has come, and its TTFT is recorded.
     - `stall_s`, `prefill_turn_s`, `scaled_stall_s`: what it added to the replica's `prefill_free_s`, `prefill_tat_s`
       and `stall_total_s`, less what was given back.
     - `start_step`, `stall_total_s`, `decode_integral`: the replica's values at admission.
@@ -63,6 +65,7 @@ class RunningRequest:
     stall_s: float = 0.0
     prefill_turn_s: float = 0.0
     scaled_stall_s: float = 0.0
+    is_awaited: bool = False
     has_first_token: bool = False
     adapter: str = ""
     adapter_load_s: float | None = None
@@ -79,8 +82,10 @@ class ReplicaState:
     __slots__ = (
         "_advanced_s",
         "_amortised_s",
+        "_awaited",
         "_chunk_time_s",
         "_demand_multiplier",
+        "_heard_s",
         "_kv_projection",
         "_length_bias",
         "_measured_s",
@@ -123,6 +128,8 @@ class ReplicaState:
         self.cost_model = cost_model
         self.running: dict[str, RunningRequest] = {}
         self.running_per_class = [0] * len(cost_model.tpot_s)
+        self._awaited: dict[str, RunningRequest] = {}  # requests whose first token will be reported, the oldest first
+        self._heard_s = now  # time of the last first token or end of a response
         self.sequences = 0
         self.decoding_sequences = 0.0  # mean number of sequences in the batch; others wait for remote prefill
         self.sequence_tokens = 0.0
@@ -168,6 +175,8 @@ class ReplicaState:
         cost = running.cost
         running.utilization, running.ttft_residual_s = self.utilization, self.ttft_residual_s
         self.running[id] = running
+        if running.is_awaited:
+            self._awaited[id] = running
         self.running_per_class[running.class_index] += 1
         if self.running_per_class[running.class_index] == 1:
             self._update_budgets()
@@ -211,6 +220,8 @@ class ReplicaState:
         if running is None or running.has_first_token:
             return None
         running.has_first_token = True
+        self._awaited.pop(id, None)
+        self._heard_s = max(self._heard_s, running.admitted_s + ttft_s)
         self._cancel_prefill(running, now)
         if running.remote_prefill is None and running.adapter_load_s is None:  # others track the lateness of these
             self._ttft_residual.observe(
@@ -230,6 +241,9 @@ class ReplicaState:
         running = self.running.pop(id, None)
         if running is None:
             return None
+        self._awaited.pop(id, None)
+        if ttft_s is not None:
+            self._heard_s = now
         self._advance(now)
         cost = running.cost
         self.running_per_class[running.class_index] -= 1
@@ -363,6 +377,17 @@ class ReplicaState:
         return (
             wait_s + steps * self.decode_s + cost.stall_s * self.step_time_ratio + cost.network_s + self.ttft_residual_s
         )
+
+    def silence_s(self, now: float) -> float:
+        """Returns for how long nothing has come from the replica while a first token was due, 0 up to `SILENT_S`.
+
+        A hung engine would else look idle, as its booked prefill runs down, and get most requests until it is unready.
+        """
+        if not self._awaited:
+            return 0.0
+        oldest = next(iter(self._awaited.values()))
+        silence_s = now - max(oldest.admitted_s + oldest.predicted_ttft_s, self._heard_s)
+        return silence_s if silence_s > SILENT_S else 0.0
 
     def _advance(self, now: float) -> None:
         if now > self._advanced_s:

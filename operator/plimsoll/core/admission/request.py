@@ -46,6 +46,7 @@ class AdmissionRequest:
       make it late there.
     - `is_retry`: an earlier attempt was rejected, so it is no new demand, with or without a retry reservation.
     - `adapter`: its LoRA adapter, "" for the model itself.
+    - `is_stream`: its first token is reported while it runs, so one that does not come is missed.
     - `block_hashes`: chained hashes of the prompt's full blocks of 128 tokens, empty if unknown. Blocks that a replica
       holds count as cached there.
     """
@@ -66,6 +67,7 @@ class AdmissionRequest:
     is_retry: bool = False
     complete_by_s: float | None = None
     adapter: str = ""
+    is_stream: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt_tokens <= MAX_REQUEST_TOKENS:
