@@ -134,6 +134,10 @@ def test_page_has_what_adapters_cost() -> None:
     assert f"without LoRA {1e6 * kills['prefill_token_s']:.0f} and {1e6 * kills['sequence_s']:.0f}" in PART
     assert f"a batch of {cost['batch']}, in `kills` {kills['batch']}" in PART
     assert f"TPOT was {1000 * _all(RESULTS, 'lora')['tpot_p50']:.1f} ms at the median" in PART
+    after = _read("after-h200-8b-adapters.json")
+    for key, words in (("as_run", "Simulated again with half the speed:"), ("mended", "simulated at half the speed")):
+        first, beside = (100 * after[key][load]["within_share"] for load in ("first", "beside"))
+        assert f"{words} {first:.1f} and {beside:.1f} %" in PART
     early = sum(offered - complete for second, offered, complete, *_ in lora["seconds"] if second < 9)
     assert f"{lora['codes']['overloaded']['count']} requests got 429 `overloaded`, {early} of them" in PART
     assert [part["ttft"] + part["tpot"] for part in (*lora["late"], *lora["beside"]["late"])] == [0, 0]
