@@ -46,11 +46,11 @@ def loads(scenario: Scenario, capacity_per_s: float) -> tuple[list[TraceRequest]
     return first, second
 
 
-def predict(scenario: Scenario, capacity_per_s: float, hardware: str) -> dict[str, Any]:
-    """Of each load and of each name in it: offered, within the SLO and rejected."""
+def predict(scenario: Scenario, capacity_per_s: float, hardware: str, scale: float = 1.0) -> dict[str, Any]:
+    """Of each load and of each name in it: offered, within the SLO and rejected. scale: of the engines' step times."""
     service = parse(scenarios.manifest(scenario, version=1))  # with all adapters: they are there when they are asked
     engine = replace(profile.load(hardware), max_num_seqs=scenarios.MAX_SEQUENCES)
-    plant = Plant(engine, StartupDistribution(60.0, 60.0), max_adapters=scenarios.LORA["maxLoras"])
+    plant = Plant(engine, StartupDistribution(60.0, 60.0), scale=scale, max_adapters=scenarios.LORA["maxLoras"])
     attempts: list[Attempt] = []
     config = RunConfig({Role.SERVE: scenario.low}, scenario.seconds)
     first, second = loads(scenario, capacity_per_s)
@@ -89,10 +89,12 @@ def main() -> None:
     parser.add_argument("scenario", choices=[one.name for one in scenarios.SCENARIOS.values() if one.adapters])
     parser.add_argument("--hardware", required=True, help="a profile of `plimsoll simulate`")
     parser.add_argument("--capacity", type=float, required=True, help="requests/s of one engine")
+    parser.add_argument("--plant-scale", type=float, default=1.0, help="as `plimsoll simulate` has it")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     document = {"hardware": given.hardware, "capacity_per_s": given.capacity}
-    document[given.scenario] = predict(scenarios.SCENARIOS[given.scenario], given.capacity, given.hardware)
+    scenario = scenarios.SCENARIOS[given.scenario]
+    document[given.scenario] = predict(scenario, given.capacity, given.hardware, given.plant_scale)
     given.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document[given.scenario]))
 

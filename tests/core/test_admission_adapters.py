@@ -125,6 +125,23 @@ def test_claim_closes_one_holder_and_keeps_the_place() -> None:
     assert (slots.claim_of("c"), slots.waiting) == (None, 0)
 
 
+def test_first_claim_has_the_first_place_that_becomes_free() -> None:
+    slots = AdapterSlots()
+    slots.configure(2, {})
+    slots.set_engines({"e"})
+    slots.add("e", "a", 0.0)
+    slots.add("e", "b", 0.1)
+    for adapter in "cd":
+        slots.wait(adapter, 60.0, TURN_S + 0.2)
+    assert [slots.claim_of(adapter) is not None for adapter in "cd"] == [True, True]
+    slots.remove("e", "b")  # the second claim's holder
+    assert [slots.is_open(adapter) for adapter in "cda"] == [True, False, False]
+    slots.add("e", "c", TURN_S + 1.0)
+    assert not slots.is_open("d")
+    slots.remove("e", "a")
+    assert slots.is_open("d")
+
+
 def test_claim_takes_the_second_place_of_an_adapter_first() -> None:
     slots = AdapterSlots()
     slots.configure(2, {})

@@ -25,11 +25,11 @@ def _percent(share: float) -> str:
 
 
 def _row(begin: str) -> str:
-    row = PAGE[PAGE.index(begin) :]
+    row = PAGE[PAGE.index(begin, PAGE.index("## The trace and more")) :]
     return row[: row.index(" | |")]
 
 
-@pytest.mark.parametrize("name", ["trace", "kills", "aggregated", "pair", "tuning", "lora"])
+@pytest.mark.parametrize("name", ["trace", "aggregated", "pair", "tuning"])
 def test_each_later_trace_is_the_predicted_one(name: str, tmp_path: Path) -> None:
     digest = scenarios.write_trace(scenarios.SCENARIOS[name], PREDICTED["capacity_per_s"], tmp_path / "trace.csv")
     assert digest == RESULTS[name]["trace_sha256"] == PREDICTED[name]["trace_sha256"]
@@ -39,34 +39,19 @@ def test_each_later_trace_is_the_predicted_one(name: str, tmp_path: Path) -> Non
     ("begin", "figures", "predicted"),
     [
         ("`trace`: Azure", RESULTS["trace"]["figures"]["all"], SIMULATED["trace"]["plimsoll"]["attainment_offered"]),
-        ("`kills`: 1.0", RESULTS["kills"]["figures"]["all"], BY_HAND["kills"]["within_share"]),
         ("`tuning`, `Auto`", RESULTS["tuning"]["figures"]["all"], SIMULATED["tuning"]["Auto"]["attainment_offered"]),
         ("`tuning`, `Off`", RESULTS["tuning"]["beside"]["figures"], SIMULATED["tuning"]["Off"]["attainment_offered"]),
         ("`pair`: 0.3", RESULTS["pair"]["figures"]["all"], BY_HAND["pair"]["within_share"]),
         ("`aggregated`", RESULTS["aggregated"]["figures"]["all"], BY_HAND["aggregated"]["within_share"]),
-        ("`lora`: 0.35", RESULTS["lora"]["figures"]["all"], BY_HAND["lora"]["within_share"]),
-        ("`lora`: 0.25", RESULTS["lora"]["beside"]["figures"], None),
     ],
 )
-def test_row_of_a_later_run(begin: str, figures: dict[str, Any], predicted: float | None) -> None:
+def test_row_of_a_later_run(begin: str, figures: dict[str, Any], predicted: float) -> None:
     row = _row(f"| {begin}")
     assert f"| {figures['offered']:,} | {_percent(figures['share'])}, " in row
-    if predicted is not None:
-        assert f", predicted {_percent(predicted)} |" in row or f", predicted {100 * predicted:.0f} % |" in row
+    assert f", predicted {_percent(predicted)} |" in row or f", predicted {100 * predicted:.0f} % |" in row
     assert f"| {figures['ttft_p95'] * 1000:,.0f} ms | {figures['tpot_p95'] * 1000:.1f} ms |" in row
     for status, count in figures["statuses"].items():
         assert (f"{count} cut" if status == "cut" else f"{count:,} × {status}") in row
-
-
-def test_failed_requests_of_the_later_kills() -> None:
-    kills = RESULTS["kills"]
-    statuses = kills["figures"]["all"]["statuses"]
-    failed = sum(count for status, count in statuses.items() if status != "200")
-    assert f"{failed} of {kills['figures']['all']['offered']:,} requests failed" in PAGE
-    codes = kills["codes"]
-    assert f"{codes['overloaded']['first_s']:.1f} to {codes['overloaded']['last_s']:.1f} | 46 × 429" in PAGE
-    assert f"42 get 503 until {codes['engine_failed']['last_s']:.1f}" in PAGE
-    assert kills["late"][0]["ttft"] == 27
 
 
 def test_trace_has_98_percent_and_fewer_gpu_seconds() -> None:
@@ -95,13 +80,6 @@ def test_tuning_and_itl() -> None:
     assert f"Goodput is {100 * gain:.0f} % higher" in PAGE
 
 
-def test_adapters_beyond_the_slots_wait() -> None:
-    names = RESULTS["lora"]["beside"]["names"]
-    assert scenarios.LORA["maxLoras"] == 4
-    assert f"within the SLO ({_percent(names['a4']['share'])})" in PAGE
-    assert [names[name]["within"] for name in ("a5", "a6")] == [0, 0]
-
-
 def test_transfer_slow_says_why() -> None:
     (event,) = (event for event in RESULTS["pair"]["events"] if event["reason"] == "TransferSlow")
     assert event["message"].split("ready, but ")[1].split(";")[0] in PAGE
@@ -109,6 +87,6 @@ def test_transfer_slow_says_why() -> None:
 
 
 def test_readme_quotes_the_later_runs() -> None:
-    shares = [RESULTS[name]["figures"]["all"]["share"] for name in ("trace", "kills", "tuning")]
+    shares = [RESULTS[name]["figures"]["all"]["share"] for name in ("trace", "tuning")]
     assert all(f"| {_percent(share)}" in README for share in shares)
     assert f", {_percent(RESULTS['tuning']['beside']['figures']['share'])} |" in README

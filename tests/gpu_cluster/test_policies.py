@@ -79,6 +79,17 @@ def test_page_says_who_used_the_fewest_gpu_seconds() -> None:
     assert all("cut" not in result["figures"]["all"]["statuses"] for result in RESULTS.values())
 
 
+def test_simulator_explains_hpa_with_the_gpu_that_ran() -> None:
+    after: dict[str, Any] = json.loads((DATA / "after-h200-8b-policies.json").read_text())
+    found = {name: after[name]["policies"][scenarios.SCENARIOS[name].policy]["attainment_offered"] for name in RESULTS}
+    assert {after[name]["trace_sha256"] for name in RESULTS} == {RESULTS["step"]["trace_sha256"]}
+    measured = RESULTS["step-hpa"]["figures"]["all"]["share"]
+    points = 100 * (PREDICTED["step-hpa"]["policies"]["hpa-concurrency"]["attainment_offered"] - measured)
+    assert f"Why HPA stayed {points:.1f} points below its prediction" in PART
+    assert f"as here, and says {_percent(found['step-hpa'])}" in PART
+    assert f"{_percent(found['step'])} for Plimsoll and {_percent(found['step-keda'])} for KEDA's law" in PART
+
+
 def test_readme_has_the_policies() -> None:
     assert f"one engine's SLO capacity and back | {_share('step')} | {_predicted('step')} |" in README
     for begin, names in (

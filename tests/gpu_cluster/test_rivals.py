@@ -15,7 +15,7 @@ from e2e.gpu import scenarios
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "e2e" / "gpu" / "data"
 PAGE = " ".join((ROOT / "docs" / "evaluation" / "gpu-cluster.md").read_text().replace("**", "").split())
-PART = PAGE[PAGE.index("## Two services") : PAGE.index("## The trace")]
+PART = PAGE[PAGE.index("## Two services") : PAGE.index("## The trace and more")]
 README = " ".join((ROOT / "README.md").read_text().split())
 RESULTS: dict[str, Any] = json.loads((DATA / "h200-8b-rivals" / "results.json").read_text())
 LATER: dict[str, Any] = json.loads((DATA / "h200-8b-long" / "results.json").read_text())

@@ -187,7 +187,8 @@ class AdapterSlots:
         engine = self._engines[address]
         if self._holds(address, adapter):
             return engine.held <= self.max_adapters and adapter not in engine.claims.values()
-        return engine.held + len(engine.claims) - (adapter in engine.claims) < self.max_adapters
+        ahead = list(engine.claims).index(adapter) if adapter in engine.claims else len(engine.claims)
+        return engine.held + ahead < self.max_adapters
 
     def _claimable(self, adapter: str) -> dict[Claim, _Place]:
         """Returns the places that an adapter may claim when their turns end."""
