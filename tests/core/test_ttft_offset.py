@@ -12,13 +12,13 @@ import pytest
 from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
-from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
+from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.autoscaling.ttft_feedback import TtftFeedback
 from plimsoll.core.autoscaling.ttft_offset import LateSample, TtftOffset, late_shares, no_offset, update_offset
 from plimsoll.core.capacity.tier_model import Constraint, TierProfile, TierSpec, build_profile
-from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
+from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.ports import BucketCounts, SloCounts
 from plimsoll.core.slo import Slo
@@ -106,12 +106,10 @@ def late_minute(
     ordered: int = 1,
     needed: int = 1,
     arrivals: float = 60.0 * RATE_PER_S,
-    waiting: tuple[float, float] = (0.0, 0.0),
 ) -> None:
     """Ticks of one minute, the end included, in which the gateways count so many late first tokens of 600.
 
-    One replica is ready. ordered: replicas from its second half on. arrivals: of the minute. waiting: requests at the
-    engine before and at the last tick.
+    One replica is ready. ordered: replicas from its second half on. arrivals: of the minute.
     """
     state = TierState(Role.SERVE, tier_spec=tier_spec)
     metrics = ServiceMetrics(
@@ -122,8 +120,6 @@ def late_minute(
     )
     sizings = {"serve": SizingResult(needed, needed, RATE_PER_S, 0.05, 1.0, Constraint.TTFT, 0.97, 0.6)}
     for second in range(seconds):
-        lagging = LaggingSignals(waiting=waiting[second == seconds - 1])
-        metrics = replace(metrics, tiers={Role.SERVE: TierMetrics(lagging, 0.0, None, ())})
         snapshot = ServiceSnapshot(metrics, {"serve": TierSnapshot(1 if second < 30 else ordered, 1)})
         feedback.update(snapshot, spec, {"serve": state}, tier_spec.workload, sizings, start_s + second)
 
@@ -147,16 +143,6 @@ def test_late_responses_of_an_earlier_load_do_not_count(tier_spec: TierSpec, arr
     late_minute(tier_spec, feedback, spec_with(), 61.0, 60.0, seconds=1, arrivals=arrivals)
     assert (feedback.carried_per_s < math.inf) == counts
     assert feedback.carried_per_s > 0.0
-
-
-@pytest.mark.parametrize(("waiting", "counts"), [((90.0, 30.0), False), ((30.0, 90.0), True), ((0.4, 0.0), True)])
-def test_first_tokens_of_a_queue_that_shrinks_do_not_count(
-    tier_spec: TierSpec, waiting: tuple[float, float], counts: bool
-) -> None:
-    """They waited while a replica was missing: no host made them late."""
-    feedback = TtftFeedback()
-    late_minute(tier_spec, feedback, spec_with(), 0.0, 60.0, waiting=waiting)
-    assert (feedback.offset_s > 0.3 * TARGET_S) == counts
 
 
 @pytest.mark.parametrize(("ordered", "needed", "counts"), [(2, 1, True), (2, 2, False)], ids=["standby", "short"])

@@ -9,10 +9,10 @@ from dataclasses import replace
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot
 from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.rejection_feedback import CapacityCorrection, RejectionSample
-from plimsoll.core.autoscaling.snapshot_signals import in_flight, is_fully_ready, waiting_per_replica
+from plimsoll.core.autoscaling.snapshot_signals import in_flight, is_fully_ready
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.slo import Slo
-from plimsoll.core.types import Unavailable
+from plimsoll.core.types import Role, Unavailable
 
 
 def correct_sizings(
@@ -38,7 +38,7 @@ def correct_sizings(
     rejected_share, running = snapshot.metrics.rejected_share, in_flight(snapshot.metrics)
     waiting = {
         name: corrections.setdefault(name, CapacityCorrection()).recent_waiting(
-            waiting_per_replica(snapshot, name), now_s
+            _waiting_per_replica(snapshot, name), now_s
         )
         for name in known
     }
@@ -76,6 +76,13 @@ def _fractional_replicas(sizing: SizingResult, replicas: int) -> float:
     """
     fractional = sizing.utilization(sizing.rate_per_s * sizing.request_gpu_s, 1) / (1.0 - sizing.headroom)
     return min(float(replicas), max(fractional, replicas - 0.5))
+
+
+def _waiting_per_replica(snapshot: ServiceSnapshot, tier: str) -> int:
+    """Return the requests that wait at each ready engine of the tier; 0 if unknown."""
+    metrics, ready = snapshot.metrics.tiers.get(Role(tier)), snapshot.tiers[tier].ready
+    waiting = 0.0 if metrics is None else metrics.lagging.waiting
+    return 0 if isinstance(waiting, Unavailable) or not math.isfinite(waiting) else int(waiting / max(ready, 1))
 
 
 def _forecast_utilization(sizing: SizingResult, replicas: int) -> float:

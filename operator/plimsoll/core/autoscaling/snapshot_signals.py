@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from plimsoll.core import histogram, units
@@ -25,13 +24,6 @@ def is_fully_ready(tier_snapshot: TierSnapshot) -> bool:
 def in_flight(metrics: ServiceMetrics) -> float:
     """Return the number of running requests; 0 if unknown."""
     return 0.0 if isinstance(metrics.in_flight, Unavailable) else metrics.in_flight
-
-
-def waiting_per_replica(snapshot: ServiceSnapshot, tier: str) -> int:
-    """Return the requests that wait at each ready engine of the tier; 0 if unknown."""
-    metrics, ready = snapshot.metrics.tiers.get(Role(tier)), snapshot.tiers[tier].ready
-    waiting = 0.0 if metrics is None else metrics.lagging.waiting
-    return 0 if isinstance(waiting, Unavailable) or not math.isfinite(waiting) else int(waiting / max(ready, 1))
 
 
 def idle_status(snapshot: ServiceSnapshot) -> bool | Unavailable:

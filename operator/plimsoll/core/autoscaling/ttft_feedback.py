@@ -1,8 +1,7 @@
 """Updates the TTFT offset of a service (`ttft_offset`) from the late first tokens of each settled minute.
 
 A minute is settled if no replica that the load needs was missing, and the number of ready replicas and the targets were
-the same. Responses that are many more than the arrivals are of an earlier load, and do not count; nor do those of a
-minute in which a queue at the engines became shorter: they waited for capacity that is there now. A standby replica
+the same. Responses that are many more than the arrivals are of an earlier load, and do not count. A standby replica
 that starts serves nothing, so it unsettles no minute. Only one tier, which prefills and decodes, has an offset: with
 two tiers, late first tokens do not show which of them is slow. Classes with TTFT targets of their own rule it out too,
 because gateways count late requests by class and the model predicts them for one target.
@@ -17,7 +16,7 @@ from typing import Final
 
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResult
-from plimsoll.core.autoscaling.snapshot_signals import is_fully_ready, late_first_tokens, waiting_per_replica
+from plimsoll.core.autoscaling.snapshot_signals import is_fully_ready, late_first_tokens
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.autoscaling.ttft_offset import TtftOffset, no_offset, update_offset
 from plimsoll.core.capacity.tier_model import build_profile
@@ -38,8 +37,8 @@ class TtftFeedback:
 
     offset: TtftOffset | None = None
     carried_per_s: float = math.inf
-    # and the number of replicas, the targets, and the requests that waited at each engine
-    _settled_since: tuple[float, int, _Targets, int] | None = field(default=None, repr=False)
+    # and the number of replicas and the targets
+    _settled_since: tuple[float, int, _Targets] | None = field(default=None, repr=False)
 
     @property
     def offset_s(self) -> float:
@@ -68,19 +67,19 @@ class TtftFeedback:
             self._settled_since = None
             return
         ready, target = tier_snapshot.ready, (slo.ttft_s, slo.ttft_per_1k_tokens_s)
-        since, started = self._settled_since, (now_s, ready, target, waiting_per_replica(snapshot, Role.SERVE))
-        if since is None or since[1:3] != (ready, target) or not _carries_need(tier_snapshot, sizings.get(Role.SERVE)):
-            since = self._settled_since = started
+        since = self._settled_since
+        if since is None or since[1:] != (ready, target) or not _carries_need(tier_snapshot, sizings.get(Role.SERVE)):
+            since = self._settled_since = now_s, ready, target
         if 0.0 <= now_s - since[0] < LATENCY_WINDOW_S:
             return
-        self._settled_since = started
+        self._settled_since = now_s, ready, target
         metrics = snapshot.metrics
         counts, rate_per_s = late_first_tokens(metrics, slo), metrics.arrivals / LATENCY_WINDOW_S
         if metrics.slo_counts is None and slo.ttft_per_1k_tokens_s:
             return  # how many are late by the target of their own prompt is not known
         if counts is None or counts[1] < MIN_RESPONSES or tier.tier_spec is None or isinstance(workload, Unavailable):
             return
-        if metrics.arrivals < MIN_ARRIVAL_SHARE * counts[1] or started[3] < since[3]:
+        if metrics.arrivals < MIN_ARRIVAL_SHARE * counts[1]:
             return
         if not self.offset.is_significant and counts[0] < 0.5 * (1.0 - slo.share) * counts[1]:
             return  # nothing to correct: a profile takes milliseconds
