@@ -79,7 +79,7 @@ def test_python_snippets_print_shown_output(page: Path, monkeypatch: pytest.Monk
         assert output.getvalue() == (block.printed or ""), f"line {block.line}"
 
 
-@pytest.mark.parametrize(("name", "count"), [("capacity", 5), ("slo", 1), ("startup-time", 1)])
+@pytest.mark.parametrize(("name", "count"), [("capacity", 5), ("slo", 1)])
 def test_concept_page_shows_the_computed_figures(name: str, count: int) -> None:
     computed = {block.printed for block in blocks(ROOT / "docs" / "evaluation" / "concept-figures.md")}
     shown = [block.text for block in blocks(ROOT / "docs" / "concepts" / f"{name}.md") if block.language == "text"]

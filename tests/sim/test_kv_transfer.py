@@ -65,10 +65,11 @@ def test_slow_kv_fabric_disables_remote_prefill(
 
 def test_fast_kv_fabric_keeps_remote_prefill(request: pytest.FixtureRequest) -> None:
     measured = run(RDMA)
-    limits = measured.world.gateways[0].published
-    assert limits is not None
-    assert limits.cost_model is not None
-    assert limits.cost_model.kv_transfer_token_s == pytest.approx(sim_harness.H200.kv_bytes_per_token / RDMA, rel=0.3)
+    admission = measured.world.gateways[0].admission
+    assert admission is not None
+    assert admission.cost_model.kv_transfer_token_s == pytest.approx(
+        sim_harness.H200.kv_bytes_per_token / RDMA, rel=0.3
+    )
     request.getfixturevalue("unknown_transit")
     always = run(RDMA)
     assert [(v.id, v.address, v.prefill_address) for v in measured.attempts] == [

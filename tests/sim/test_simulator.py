@@ -73,8 +73,10 @@ def test_simulator_gateways_and_engines_are_empty_at_end(
         for gateway in done.world.gateways:
             assert not gateway.queued
             assert not gateway.running
-            assert gateway.admission is None or gateway.admission.queued == 0
-            assert gateway.admission is None or all(not r.running for r in gateway.admission.pool.replicas.values())
+            assert gateway.admission is None or not gateway.admission.queued
+            assert gateway.admission is None or all(
+                not r.running for r in gateway.admission.controller.pool.replicas.values()
+            )
         for tier in done.world.tiers.values():
             for replica in tier.replicas.values():
                 assert replica.engine.idle
