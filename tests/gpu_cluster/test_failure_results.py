@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +162,13 @@ def test_readme_has_kills_and_failures() -> None:
         assert f"| {_percent(share)} | {_percent(predicted)} |" in README
     kills = _all(RESULTS, "kills")
     assert f"{_percent(1 - kills['statuses']['200'] / kills['offered'])} of the requests failed" in README
+
+
+def test_order_follows_the_rise_and_starts_are_learned() -> None:
+    step = RESULTS["step"]
+    began = datetime.fromtimestamp(step["load_began"], UTC)
+    ordered = min(datetime.fromisoformat(one["at"]) for one in step["events"] if one["reason"] == "ScaledUp")
+    assert "within 3 s of the rise" in PART
+    assert 0.0 < (ordered - began).total_seconds() - scenarios.SCENARIOS["step"].phases[0][1] <= 3.0
+    median, late = (step["counters"][f"plimsoll_autoscaler_startup_seconds {share}"] for share in ("0.5", "0.9"))
+    assert f"`startupP50` was {median:.0f} s by then, the 90th percentile {late:.0f} s" in PART
