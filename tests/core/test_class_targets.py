@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.autoscaling.class_targets import CLASS_MEMORY_S, ClassTargets
 from plimsoll.core.autoscaling.inputs import ScalingSpec
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, restore_service_state
 from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo, tightest
@@ -84,6 +87,13 @@ def test_looser_class_sizes_only_alone() -> None:
     assert sized(spec, batch=94.0, default=6.0) == SLO
 
 
+def test_small_classes_share_one_error_budget() -> None:
+    spec = spec_of(voice=STRICT, code=replace(STRICT, ttft_s=0.4), default=None)
+    assert sized(spec, voice=2.0, code=3.0, default=95.0) == SLO
+    assert sized(spec, voice=3.0, code=4.0, default=93.0) == replace(STRICT, ttft_s=0.4, itl_s=0.2)
+    assert sized(spec, voice=4.0, code=3.0, default=93.0) == replace(STRICT, itl_s=0.2)
+
+
 def test_each_target_is_of_the_class_that_is_strictest_in_it() -> None:
     spec = spec_of(voice=Slo(0.95, ttft_s=0.2, tpot_s=0.1), code=Slo(0.95, ttft_s=1.0, tpot_s=0.02, e2e_s=9.0))
     targets = ClassTargets()
@@ -98,6 +108,23 @@ def test_class_counts_for_ten_minutes_after_its_last_share() -> None:
     assert targets.by_target == {"TTFT": "chat", "TPOT": "chat"}
     assert sized(spec, targets, CLASS_MEMORY_S + 1.0, default=100.0) == SLO
     assert not targets.by_target
+
+
+def test_restarted_operator_sizes_for_the_same_classes() -> None:
+    """Before it sees arrivals of its own: the lengths are known from the checkpoint, so a capacity is computed."""
+    spec = spec_of(batch=LOOSE, default=None)
+    before, after = ServiceState.for_roles(["serve"]), ServiceState.for_roles(["serve"])
+    sized(spec, before.class_targets, 1000.5, batch=100.0)
+    restore_service_state(after, json.loads(json.dumps(dump_service_state(before))))
+    assert sized(spec, after.class_targets, 1030.0).tpot_s == LOOSE.tpot_s
+    assert sized(spec, after.class_targets, 1000.5 + CLASS_MEMORY_S) == SLO
+
+
+@pytest.mark.parametrize("stored", [None, [], {"batch": "now"}, {"batch": None}, {"batch": True}, {"batch": 10**400}])
+def test_invalid_stored_classes_are_ignored(stored: Any) -> None:
+    service = ServiceState.for_roles(["serve"])
+    restore_service_state(service, dump_service_state(service) | {"noticed_classes": stored})
+    assert not service.class_targets.noticed_s
 
 
 def test_removed_class_and_unknown_class_do_not_count() -> None:

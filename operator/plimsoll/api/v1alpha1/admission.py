@@ -69,7 +69,8 @@ class RequestClass(ApiModel):
     slo: LatencyTargets | None = Field(
         default=None,
         description="Latency targets that replace those of spec.slo; its percentile still applies. They size the tiers "
-        "while more requests have the class than the percentile lets miss. Absent: the targets of spec.slo.",
+        "unless the class is one of the smallest, which together are within what the percentile lets miss. Absent: the "
+        "targets of spec.slo.",
     )
     max_queue_time: (
         Annotated[

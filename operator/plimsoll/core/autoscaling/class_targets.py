@@ -7,10 +7,10 @@ Idea: all streams of a replica share its steps, so admission keeps a step within
 run there (`admission.replica`), and a request of any class may find any other ahead of it. So a rate is within the
 targets of each class if it is within the tightest of them, and the tiers are sized for
 
-    T = min T_k over the classes k whose share of the arrivals exceeds 1 - p
+    T = min T_k over all classes k but the smallest, which together have at most the share 1 - p of the arrivals
 
-for each target T (TTFT, TPOT, e2e), with p the SLO's share of requests. A class of a smaller share is within the error
-budget: the SLO holds although all its requests miss. T goes through the same sizing as `spec.slo`, and is `spec.slo`
+for each target T (TTFT, TPOT, e2e), with p the SLO's share of requests. The smallest classes are within the error
+budget: the SLO holds although all their requests miss. T goes through the same sizing as `spec.slo`, and is `spec.slo`
 where no class has targets of its own. The target of the inter-token latency is that of the service.
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Final
 
 from plimsoll.core.autoscaling.inputs import ScalingSpec
@@ -25,15 +26,15 @@ from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo, tightest
 from plimsoll.core.types import Role
 
-CLASS_MEMORY_S: Final = 600.0  # for which a class counts after its share of a minute was last large enough
+CLASS_MEMORY_S: Final = 600.0  # for which a class counts after it last exceeded the error budget of a minute
 
 
 @dataclass(slots=True)
 class ClassTargets:
     """Classes of one service that count for its size.
 
-    noticed_s: by class, the last time at which its share of a minute's arrivals was large enough, seconds since the
-    epoch. by_target: the class whose own target the last spec was sized for, by the target's name in `Slo.targets`.
+    noticed_s: by class, the last time at which it was not within the error budget of a minute's arrivals, seconds since
+    the epoch. by_target: the class whose own target the last spec was sized for, by the target's name in `Slo.targets`.
     """
 
     noticed_s: Mapping[str, float] = field(default_factory=dict)
@@ -60,13 +61,15 @@ class ClassTargets:
         assert spec.slo is not None
         known = {one.name for one in spec.classes}
         counts = {name: count for name, count in metrics.arrivals_by_class.items() if name in known}
-        least = (1.0 - spec.slo.share) * sum(counts.values())
+        budget = (1.0 - spec.slo.share) * sum(counts.values())
         recent = {
             name: at_s
             for name, at_s in self.noticed_s.items()
             if name in known and 0.0 <= now_s - at_s <= CLASS_MEMORY_S
         }
-        self.noticed_s = recent | {name: now_s for name, count in counts.items() if count > least}
+        ascending = sorted(counts, key=counts.__getitem__)
+        sums = accumulate(counts[name] for name in ascending)
+        self.noticed_s = recent | {name: now_s for name, total in zip(ascending, sums, strict=True) if total > budget}
 
 
 def _sized_slo(slo: Slo, of_classes: tuple[Slo, ...], *, has_prefill: bool) -> Slo:

@@ -35,6 +35,7 @@ SERVICE_STATE_VERSION: Final = 1
 MAX_LENGTHS: Final = 512  # rows of a workload; one of full histograms has fewer
 LENGTH_DIGITS: Final = 4
 MAX_LENGTH_TOKENS: Final = 1e8
+MAX_TIME_S: Final = 1e11
 _LENGTHS: Final = ("uncached_tokens", "cached_tokens", "output_tokens", "weights")
 
 
@@ -47,6 +48,7 @@ def dump_service_state(service: ServiceState) -> dict[str, Any]:
         "pauses": codec.encode(service.idle_stats),
         "retuning": codec.encode(service.retuning),
         "lengths": None if isinstance(service.workload, Unavailable) else _dump_lengths(service.workload),
+        "noticed_classes": {name: int(at_s) for name, at_s in service.class_targets.noticed_s.items()},
         "tiers": {name: _dump_tier(tier) for name, tier in service.tiers.items()},
     }
 
@@ -65,6 +67,8 @@ def restore_service_state(service: ServiceState, stored: Any) -> None:
         service.retuning = codec.decode(RetuningState, stored.get("retuning"))
     with suppress(ValueError):
         service.workload = _restore_lengths(stored.get("lengths"))
+    with suppress(ValueError):
+        service.class_targets.noticed_s = _restore_noticed(stored.get("noticed_classes"))
     tiers = stored.get("tiers")
     for name, tier in service.tiers.items():
         if isinstance(tiers, Mapping) and isinstance(tiers.get(name), Mapping):
@@ -96,6 +100,15 @@ def _restore_lengths(stored: Any) -> Workload:
     if not total > 0.0:
         raise ValueError("the weights sum to 0")
     return Workload(**(columns | {"weights": columns["weights"] / total}))
+
+
+def _restore_noticed(stored: Any) -> dict[str, float]:
+    """Times by request class, seconds since the epoch. Raises ValueError for anything else."""
+    if not isinstance(stored, Mapping):
+        raise ValueError("no request classes")
+    if not all(type(at_s) in (int, float) and 0.0 <= at_s <= MAX_TIME_S for at_s in stored.values()):
+        raise ValueError("a request class has a value that is no time")
+    return dict(stored)
 
 
 def _dump_tier(tier: TierState) -> dict[str, Any]:
