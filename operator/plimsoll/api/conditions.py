@@ -49,7 +49,8 @@ class ConditionType(StrEnum):
 ABNORMAL_TRUE: Final = frozenset(ConditionType) - {ConditionType.READY, ConditionType.SLO_MET}
 
 TYPE_MEANINGS: dict[ConditionType, str] = {
-    ConditionType.READY: "Clients reach the service through the gateway. With targets: an engine is ready.",
+    ConditionType.READY: "Clients reach the service through the gateway. With targets without a port: an engine is "
+    "ready.",
     ConditionType.RECONCILING: "The cluster does not match the spec yet.",
     ConditionType.STALLED: "The operator cannot go on: the spec is invalid, or the API server rejected an object.",
     ConditionType.PREFILL_DEGRADED: "Prefill engines cannot start or fail, or their KV cache transfer is slow.",
@@ -176,7 +177,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled.",
     ConditionReason.VOLUME_UNAVAILABLE: "A volume of a pod cannot be attached or mounted.",
     ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing.",
-    ConditionReason.POD_FAILED: "The kubelet ended or refused a pod, such as by an eviction, and no ready pod "
+    ConditionReason.POD_FAILED: "The kubelet ended or rejected a pod, such as by an eviction, and no ready pod "
     "replaces it. Or a container from elsewhere failed.",
     ConditionReason.NODE_NOT_READY: "The node of a pod no longer reports to Kubernetes.",
     ConditionReason.ENGINE_FAILING: "An engine exited on its own.",
@@ -239,7 +240,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
     ConditionReason.POOL_KIND_MISSING: "The cluster has no InferencePool v1.",
     ConditionReason.POOL_TAKEN: "A pool of this name that Plimsoll did not create has other fields.",
-    ConditionReason.POOL_REJECTED: "The API server rejects the pool or does not answer, or no pool can be like that.",
+    ConditionReason.POOL_REJECTED: "The API server rejects the pool or does not answer, or the selector of a target is "
+    "more than NAME=VALUE pairs.",
     ConditionReason.POOL_NOT_ACCEPTED: "A gateway reports that it does not accept the pool.",
     ConditionReason.ROLLING_OUT: "The engines are being replaced, or are watched afterwards.",
     ConditionReason.ROLLOUT_WAITING: "Other services come first, or the message names an obstacle.",
