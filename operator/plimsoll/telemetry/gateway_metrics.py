@@ -190,9 +190,10 @@ GATEWAY_FAILED_OPEN = Counter(
 )
 GATEWAY_LIMIT_REACHED = Counter(
     "plimsoll_gateway_limit_reached",
-    "What a gateway pod rejected or ended at a limit (limit: of Envoy: connections, source_connections, first_byte_time,"
-    " headers_time, body_time, heap_requests, heap_connections, heap_streams, body_bytes_without_picker; of the picker:"
-    " body_bytes, client_body_bytes, parse_bytes, client_parse_bytes, token_requests, client_token_requests,"
+    "What a gateway pod rejected or ended at a limit (limit: of Envoy: connections, source_connections,"
+    " first_byte_time, headers_time, body_time, heap_requests, heap_connections, heap_streams,"
+    " body_bytes_without_picker; of the picker: body_bytes, client_body_bytes, parse_bytes, client_parse_bytes,"
+    " token_requests, client_token_requests,"
     " progress_streams, model_progress_streams, client_progress_streams; of the endpoint picker:"
     " endpoint_picker_streams, endpoint_picker_body_bytes, endpoint_picker_client_body_bytes).",
     ["limit"],

@@ -11,7 +11,8 @@ targets of each class if it is within the tightest of them, and the tiers are si
 
 for each target T (TTFT, TPOT, e2e), with p the SLO's share of requests. The smallest classes are within the error
 budget: the SLO holds although all their requests miss. T goes through the same sizing as `spec.slo`, and is `spec.slo`
-where no class has targets of its own. The target of the inter-token latency is that of the service.
+where no class has targets of its own, or none has had arrivals. The target of the inter-token latency is that of the
+service.
 """
 
 from __future__ import annotations
@@ -57,19 +58,17 @@ class ClassTargets:
         return spec if slo == spec.slo else replace(spec, slo=slo, policy=replace(spec.policy, slo=slo))
 
     def _notice(self, spec: ScalingSpec, metrics: ServiceMetrics, now_s: float) -> None:
-        """Update which classes count."""
+        """Update which classes count. Without arrivals those of before do, as after a restart of the operator."""
         assert spec.slo is not None
         known = {one.name for one in spec.classes}
         counts = {name: count for name, count in metrics.arrivals_by_class.items() if name in known}
-        budget = (1.0 - spec.slo.share) * sum(counts.values())
-        recent = {
-            name: at_s
-            for name, at_s in self.noticed_s.items()
-            if name in known and 0.0 <= now_s - at_s <= CLASS_MEMORY_S
-        }
-        ascending = sorted(counts, key=counts.__getitem__)
-        sums = accumulate(counts[name] for name in ascending)
-        self.noticed_s = recent | {name: now_s for name, total in zip(ascending, sums, strict=True) if total > budget}
+        noticed_s = {name: at_s for name, at_s in self.noticed_s.items() if name in known}
+        if total := sum(counts.values()):
+            noticed_s = {name: at_s for name, at_s in noticed_s.items() if 0.0 <= now_s - at_s <= CLASS_MEMORY_S}
+            budget, ascending = (1.0 - spec.slo.share) * total, sorted(counts, key=counts.__getitem__)
+            sums = accumulate(counts[name] for name in ascending)
+            noticed_s |= {name: now_s for name, up_to in zip(ascending, sums, strict=True) if up_to > budget}
+        self.noticed_s = noticed_s
 
 
 def _sized_slo(slo: Slo, of_classes: tuple[Slo, ...], *, has_prefill: bool) -> Slo:
