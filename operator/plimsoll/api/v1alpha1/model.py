@@ -158,7 +158,7 @@ class CacheSpec(ApiModel):
     )
     node_local: bool | None = Field(
         default=None,
-        description="Use the folder of each node in engine.nodeCache of the chart. A platform without one refuses "
+        description="Use the folder of each node in engine.nodeCache of the chart. A platform without one rejects "
         "it, or, without serviceLimits, gives each pod a cache of its own.",
     )
     size_limit: SizeLimit | None = Field(
