@@ -56,6 +56,14 @@ def test_fleet_is_sized_without_gateways_and_nothing_is_rejected() -> None:
     assert beside.operator.published is not None
 
 
+def test_target_with_a_port_has_admission_control_of_gateways() -> None:
+    requests = PoissonLoad(600, 6.0).requests_drawn()
+    world = simulate(requests, of=target_manifest(**{"spec.targets.serve.port": 8000}), hardware=PLANT).world
+    assert world.operator is not None
+    assert world.operator.published is not None
+    assert any(gateway.admission is not None for gateway in world.gateways)
+
+
 def test_operator_knows_what_metrics_and_kubernetes_report() -> None:
     engine, engines = make_engine(H200), AdoptedEngines()
     reported = make_plant().engine_info(Role.SERVE)
@@ -92,6 +100,9 @@ def test_simulate_takes_targets_and_refuses_admission_control(
     assert main([*command, "--policy=plimsoll", "--policy=static:2"]) == 0
     assert [one["offered"] for one in json.loads(capsys.readouterr().out)] == [30, 30]
     assert main([*command, "--policy=static:2,gated=1"]) == 1
-    assert "--policy static:2,gated=1: needs admission control, which engines of spec.targets do not" in (
-        capsys.readouterr().err
+    assert (
+        "--policy static:2,gated=1: needs admission control, which targets without a port do not have: set gated=0"
+        in (capsys.readouterr().err)
     )
+    manifest.write_text(yaml.safe_dump(adopted(**{"spec.targets.serve.port": 8000})))
+    assert main([*command, "--policy=static:2,gated=1"]) == 0

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     bounds = {Role(name): tier.replica_bounds for name, tier in service.spec.sized_tiers.items()}
     policies = arguments.policy or ["plimsoll"]
     slo = None if service.spec.slo is None else service.spec.slo.to_core()
-    context = PolicyContext(bounds, plant, slo, plant.gpus, requests, service.spec.targets is not None)
+    context = PolicyContext(bounds, plant, slo, plant.gpus, requests, service.spec.takes_requests)
     config = RunConfig(
         _initial_replicas(arguments.initial, bounds),
         requests[-1].at_s,

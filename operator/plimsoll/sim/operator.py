@@ -5,7 +5,8 @@ It feeds the core as `plimsoll.controllers.autoscale.autoscaler` does. Gateway a
 `AdmissionPublisher` publishes the admission limits. When a tier scales down, candidates are ranked by the last reading
 of each gateway and each engine, whatever its age.
 
-Of a service with targets it knows the engines' metrics only: no gateway, no launcher. It publishes no limits for it.
+Of the engines of targets it knows the metrics only, no launcher. If these take no requests of gateways either, the
+metrics are the demand, and it publishes no limits.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class SimulatedOperator:
     """All times are seconds since the epoch."""
 
     def __init__(self, service: InferenceService) -> None:
-        roles, is_adopted = list(service.spec.sized_tiers), service.spec.targets is not None
+        roles, takes_requests = list(service.spec.sized_tiers), service.spec.takes_requests
         self._service = service
-        self._adopted = AdoptedEngines() if is_adopted else None
-        self._aggregator = MetricsAggregator([Role(name) for name in roles], demand_from_engines=is_adopted)
+        self._adopted = None if service.spec.targets is None else AdoptedEngines()
+        self._aggregator = MetricsAggregator([Role(name) for name in roles], demand_from_engines=not takes_requests)
         self._publisher = AdmissionPublisher()
         self._gateways: dict[str, ServiceReading] = {}
         self._requests_by_pod: dict[str, float] = {}
@@ -55,14 +56,9 @@ class SimulatedOperator:
         """The limits last published to gateways."""
         return self._publisher.published
 
-    @property
-    def is_adopted(self) -> bool:
-        """Whether the engines are those of targets."""
-        return self._adopted is not None
-
     def scrape_interval_s(self, is_busy: bool) -> float:
         """Seconds until the next scrape of an engine."""
-        if self.is_adopted:
+        if self._adopted is not None:
             return ADOPTED_SCRAPE_S
         return BUSY_SCRAPE_S if is_busy else IDLE_SCRAPE_S
 
@@ -106,6 +102,6 @@ class SimulatedOperator:
             tiers = {name: self._adopted.known(tier, [*ready[Role(name)]]) for name, tier in tiers.items()}
         snapshot = ServiceSnapshot(self._aggregator.collect(now_s, ready, gateways, share), tiers)
         decision = decide_all({_SERVICE_KEY: (self.service_state, snapshot, scaling_spec)}, now_s)[_SERVICE_KEY]
-        if self._adopted is None:
+        if spec.takes_requests:
             self._publisher.publish(self.service_state, snapshot, scaling_spec, gateways, now_s)
         return decision

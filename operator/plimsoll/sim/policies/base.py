@@ -65,7 +65,7 @@ class Observation:
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
     """What a policy is created for. gpus: of a replica. requests: the whole trace, only for policies that know the
-    future. is_adopted: whether the engines are those of targets, before which nothing admits.
+    future. takes_requests: whether gateways send the requests to the engines, so that they can admit.
     """
 
     bounds: Bounds
@@ -73,7 +73,7 @@ class PolicyContext:
     slo: Slo | None = None
     gpus: Mapping[Role, int] = field(default_factory=dict)
     requests: Sequence[TraceRequest] | None = None
-    is_adopted: bool = False
+    takes_requests: bool = True
 
 
 class SimulatedPolicy(Protocol):

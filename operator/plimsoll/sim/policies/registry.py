@@ -65,10 +65,10 @@ def parse(text: str, context: PolicyContext) -> SimulatedPolicy:
     if name not in _FAMILIES:
         raise BadInput(f"--policy {text!r} is none of {', '.join(dict.fromkeys((*_FAMILIES, *COMPARISONS)))}")
     policy = _FAMILIES[name].make(PolicyOptions(f"--policy {text}", rest), context)
-    if context.is_adopted and policy.runs_operator and not isinstance(policy, PlimsollPolicy):
+    if not context.takes_requests and policy.runs_operator and not isinstance(policy, PlimsollPolicy):
         raise BadInput(
-            f"--policy {text}: needs admission control, which engines of spec.targets do not have: set gated=0, or "
-            "simulate a manifest with spec.tiers"
+            f"--policy {text}: needs admission control, which targets without a port do not have: set gated=0, or "
+            "spec.targets.serve.port"
         )
     return policy
 
