@@ -78,7 +78,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.IMAGE_UNAVAILABLE: "The engine image of a tier cannot be pulled.",
     EventReason.VOLUME_UNAVAILABLE: "A volume of a tier's pod cannot be attached or mounted.",
     EventReason.CONFIG_ERROR: "A tier's pod refers to a Secret, ConfigMap, volume or claim that does not exist.",
-    EventReason.POD_FAILED: "The kubelet ended or refused a pod of a tier, such as by an eviction.",
+    EventReason.POD_FAILED: "The kubelet ended or rejected a pod of a tier, such as by an eviction.",
     EventReason.NODE_NOT_READY: "The node of a tier's pod no longer reports to Kubernetes.",
     EventReason.ENGINE_FAILING: "An engine of a tier exited on its own.",
     EventReason.PODS_REJECTED: "The cluster rejects the pods of a tier.",

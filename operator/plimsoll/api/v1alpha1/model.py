@@ -153,7 +153,7 @@ class CacheSpec(ApiModel):
         | None
     ) = Field(
         default=None,
-        description="Existing folder of each node, writable for engine.runAsUser of the chart. Refused unless "
+        description="Existing folder of each node, writable for engine.runAsUser of the chart. Rejected unless "
         "serviceLimits.volumeTypes has hostPath.",
     )
     node_local: bool | None = Field(
