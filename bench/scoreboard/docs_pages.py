@@ -70,15 +70,15 @@ _TABLES: Final = (
     " counted. A column in which nobody has anything is left out."
 )
 _COMPARISON_INTRO: Final = (
-    "What was played: offered in promise at how many GPU-hours, on traces and constant rates the windows that pass. As"
-    " good: what attains at least as much as Plimsoll, or passes 99 % of windows, and of that the cheapest. At no more"
-    " cost than Plimsoll's: what attains most. Knows the future: the cheapest that attains or passes 99 %, else what"
+    "What was played: offered within the SLO at how many GPU-hours, on traces and constant rates the windows that pass."
+    " As good: what attains at least as much as Plimsoll, or passes 99 % of windows, and of that the cheapest. At no"
+    " more cost than Plimsoll's: what attains most. Knows the future: the cheapest that attains or passes 99 %, else what"
     " attains most. All by means over the seeds that each was played with. Nobody below: GPU-hours"
-    " that whoever keeps the promise to as large a share of the first seed's requests as Plimsoll does needs at least."
+    " that any policy needs at least to serve as large a share of the first seed's requests in time as Plimsoll does."
 )
 
 _MISS_COST_INTRO: Final = (
-    "By `spec.scaling.sloMissCost`, what a missed request is worth: offered in promise, and GPU-hours."
+    "By `spec.scaling.sloMissCost`, what a missed request is worth: offered within the SLO, and GPU-hours."
 )
 
 
