@@ -72,8 +72,8 @@ _TABLES: Final = (
 _COMPARISON_INTRO: Final = (
     "What was played: offered within the SLO at how many GPU-hours, on traces and constant rates the windows that pass."
     " As good: what attains at least as much as Plimsoll, or passes 99 % of windows, and of that the cheapest. At no"
-    " more cost than Plimsoll's: what attains most. Knows the future: the cheapest that attains or passes 99 %, else what"
-    " attains most. All by means over the seeds that each was played with. Nobody below: GPU-hours"
+    " more cost than Plimsoll's: what attains most. Knows the future: the cheapest that attains or passes 99 %, else"
+    " what attains most. All by means over the seeds that each was played with. Nobody below: GPU-hours"
     " that any policy needs at least to serve as large a share of the first seed's requests in time as Plimsoll does."
 )
 
