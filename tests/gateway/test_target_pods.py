@@ -15,7 +15,7 @@ from plimsoll.core.types import Role
 from plimsoll.gateway import watch_cache
 from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.target_pods import TargetSelection, selection_of
-from plimsoll.gateway.watch_cache import WATCHED_RESOURCES, WatchCache, run_watches
+from plimsoll.gateway.watch_cache import MAX_TARGETS, WATCHED_RESOURCES, WatchCache, run_watches
 from tests.gateway.kube_objects import Object, pod, service, target_pod, target_service
 
 SELECTION = TargetSelection("team", "chat", "serve", "app=llm", 8000)
@@ -193,6 +193,17 @@ async def test_each_target_is_watched_while_it_has_a_selector() -> None:
         assert cache.take_changes().pods == {"team/chat/llm-10-0-0-1": None}
     finally:
         watches.cancel()
+
+
+def test_watches_of_targets_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever may write the status of services in one namespace could else fill every gateway."""
+    cache = listed(*(target_service(f"chat-{number}") for number in range(MAX_TARGETS + 1)))
+    assert len(cache.selections) == MAX_TARGETS
+    (warning,) = caplog.messages
+    assert warning.startswith(f"InferenceService team/chat-{MAX_TARGETS} gets no requests: {MAX_TARGETS} others")
+    cache.apply(INFERENCESERVICES, None, WatchEvent("DELETED", target_service("chat-0")))
+    cache.apply(INFERENCESERVICES, None, WatchEvent("MODIFIED", target_service(f"chat-{MAX_TARGETS}")))
+    assert len(cache.selections) == MAX_TARGETS
 
 
 class Unlistable(Source):

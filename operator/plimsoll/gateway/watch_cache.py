@@ -26,6 +26,11 @@ _UNLISTED: Final = (
     "InferenceService %s/%s: the API server has not listed its pods for %.0f s, and until it does, its requests find no"
     " engine; check status.tiers.serve.podSelector, which is %s"
 )
+MAX_TARGETS: Final = 200  # the operator publishes the selectors of half as many
+_TOO_MANY: Final = (
+    "InferenceService %s gets no requests: %d others have status.tiers.serve.podSelector, more than the operator"
+    " publishes; find who else writes the status of InferenceServices"
+)
 WATCHED_RESOURCES = ((INFERENCESERVICES, None), (INFERENCESERVICEADMISSIONS, None), (PODS, labels.ROLE))
 
 
@@ -127,6 +132,8 @@ class WatchCache:
         if selection is None:
             if target is not None:
                 self._changed[PODS.plural] |= dict.fromkeys(self._targets.pop(name).pods)
+        elif target is None and len(self._targets) >= MAX_TARGETS:
+            log.warning(_TOO_MANY, name, MAX_TARGETS)
         elif target is None:
             self._targets[name] = TargetPods(selection)
         elif target.selection != selection:
