@@ -167,6 +167,20 @@ async def test_watches_of_gateways_are_bounded(ports: int, reason: str) -> None:
     assert selector(fleet) == (None if reason else "app=llm")
 
 
+async def test_targets_that_are_taken_take_no_place_of_a_watch() -> None:
+    """Services that all name one target would else keep every other service from the gateways, with no watch at all."""
+    fleet = AdoptedFleet(**PORT)
+    fleet.deployments.add("shared")
+    fleet.selected["app=shared"] = 0
+    ref = {"spec.targets.serve.scaleTargetRef.name": "shared", "spec.targets.serve.podSelector": "app=shared"}
+    for number in range(MAX_ROUTED_TARGETS):
+        fleet.cache.put(service_object(f"older-{number}", "2025-01-01T00:00:00Z", **PORT, **ref))
+    await fleet.targets.poll()
+    await fleet.reconciler.reconcile(KEY)
+    assert fleet.condition("TargetUnusable")[1] == ""
+    assert selector(fleet) == "app=llm"
+
+
 async def test_too_long_selector_of_a_scale_is_refused() -> None:
     fleet = AdoptedFleet(**PORT)
     fleet.selector = f"app={'x' * 1021}"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.replica import SILENT_S
 from plimsoll.core.admission.request import AdmissionRequest
@@ -84,3 +88,18 @@ def test_first_token_of_another_request_ends_the_silence() -> None:
     load.controller.record_first_token("r60", 4.0, 1.0)  # not the oldest: engines may serve by priority
     assert replica.silence_s(4.0) == 0.0
     assert replica.silence_s(4.0 + SILENT_S + 0.1) > SILENT_S
+
+
+@pytest.mark.parametrize(("prompt_tokens", "wait_s"), [(75_000, 0.0), (1000, 4.5)], ids=["long prompt", "queued"])
+def test_engine_is_not_silent_before_its_first_token_can_be_reported(prompt_tokens: int, wait_s: float) -> None:
+    """Running responses are reported at ages that double, and a request ages in the queue as well."""
+    patient = replace(CLASSES[0], slo=replace(CLASSES[0].slo, ttft_s=10.0))
+    controller = AdmissionController((patient,), SERVE, {})
+    controller.set_replicas({"a": SERVE.batch}, 0.0)
+    request = AdmissionRequest("r", "chat", "t", 0.0, prompt_tokens, max_tokens=100, is_stream=True)
+    assert controller.submit(request, wait_s).address == "a"
+    replica = controller.pool.replicas["a"]
+    due_s = wait_s + replica.running["r"].predicted_ttft_s
+    assert 4.0 < due_s < 8.0 - 2 * SILENT_S, "its report is at 8 s"
+    assert replica.silence_s(8.0) == 0.0
+    assert replica.silence_s(8.1) == pytest.approx(8.1 - due_s)

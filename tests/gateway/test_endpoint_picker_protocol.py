@@ -125,6 +125,25 @@ async def test_response_is_recorded_as_by_own_envoy() -> None:
         assert server.inflight() == {}
 
 
+async def test_first_token_of_a_long_stream_is_known_while_it_runs() -> None:
+    """Else the engine looks hung for as long as the stream takes, and gets no requests that another one can take."""
+    async with serve(service_with_slo(batch=8), pods=engine_names(1)) as server:
+        body = b'{"model": "chat", "messages": [], "stream": true}'
+        stream, _ = await server.ask(first_message(), body_message(body))
+        await stream.read()
+        (replica,) = server.picker.admission.services["team/chat"].controller.pool.replicas.values()
+        (running,) = replica.running.values()
+        later_s = running.admitted_s + 60.0
+        assert replica.silence_s(later_s) > 0.0
+        for message in (response_message(), response_body(b"data: 1")):
+            await stream.write(message)
+        await wait_until(lambda: running.has_first_token, "the first token is known")
+        assert replica.silence_s(later_s) == 0.0
+        assert not server.records, "the stream runs still"
+        await end(server, stream)
+        assert server.picker.stats("team/chat").early_first_tokens == 1
+
+
 async def test_stream_that_ends_early_counts_as_cancelled() -> None:
     async with serve(service(), pods=ENGINES) as server:
         stream, _ = await server.ask()

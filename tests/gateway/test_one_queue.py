@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.gateway.envoy.access_log import AccessRecord
+from plimsoll.gateway.one_queue import messages
 from plimsoll.gateway.one_queue.applied_engines import AppliedEngines
 from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import Object, pod, service
@@ -245,3 +246,25 @@ async def test_response_headers_are_the_owners(tmp_path: Path) -> None:
         sent = response_headers(await other.ask("hi", headers={"x-request-timeout": "30"}))
         assert sent["x-plimsoll-cluster"] == response_headers(await gateways.owner().ask("hi"))["x-plimsoll-cluster"]
         assert 29_000 < int(sent["x-envoy-upstream-stream-duration-ms"]) <= 30_000
+
+
+async def test_schema_tokens_pass_an_owner_of_an_earlier_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows three kinds, and a kind that it does not know would end the connection with all that waits on it."""
+    questions: list[messages.Question] = []
+    decode = messages.decode_to_owner
+    monkeypatch.setattr(messages, "decode_to_owner", lambda data: kept(decode(data)))
+
+    def kept(message: messages.ToOwner) -> messages.ToOwner:
+        if isinstance(message, messages.Question):
+            questions.append(message)
+        return message
+
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"description": "x" * 4000}}}
+    async with Gateways(tmp_path, 2, service_with_slo(batch=8), pods=engine_names(1)) as gateways:
+        (other,) = gateways.others()
+        assert is_admitted(await other.ask("hi", response_format=form))
+        (question,) = questions
+        assert question.estimate_media.keys() <= {"image", "audio", "video"}
+        assert gateways.owner().signals()["requests"]["arrived_media_tokens"]["schema"] > 900

@@ -12,9 +12,10 @@ from plimsoll.api import labels
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.endpoint import Endpoint, Leaving
 from plimsoll.core.types import Role
+from plimsoll.gateway import watch_cache
 from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.target_pods import TargetSelection, selection_of
-from plimsoll.gateway.watch_cache import WATCHED_RESOURCES, WatchCache, run_watches
+from plimsoll.gateway.watch_cache import MAX_TARGETS, WATCHED_RESOURCES, WatchCache, run_watches
 from tests.gateway.kube_objects import Object, pod, service, target_pod, target_service
 
 SELECTION = TargetSelection("team", "chat", "serve", "app=llm", 8000)
@@ -192,6 +193,48 @@ async def test_each_target_is_watched_while_it_has_a_selector() -> None:
         assert cache.take_changes().pods == {"team/chat/llm-10-0-0-1": None}
     finally:
         watches.cancel()
+
+
+def test_watches_of_targets_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever may write the status of services in one namespace could else fill every gateway."""
+    cache = listed(*(target_service(f"chat-{number}") for number in range(MAX_TARGETS + 1)))
+    assert len(cache.selections) == MAX_TARGETS
+    (warning,) = caplog.messages
+    assert warning.startswith(f"InferenceService team/chat-{MAX_TARGETS} gets no requests: {MAX_TARGETS} others")
+    cache.apply(INFERENCESERVICES, None, WatchEvent("DELETED", target_service("chat-0")))
+    cache.apply(INFERENCESERVICES, None, WatchEvent("MODIFIED", target_service(f"chat-{MAX_TARGETS}")))
+    assert len(cache.selections) == MAX_TARGETS
+
+
+class Unlistable(Source):
+    """An API server that rejects one selector."""
+
+    async def watch(
+        self, resource: Resource, namespace: str | None = None, selector: str | None = None
+    ) -> AsyncIterator[WatchEvent]:
+        if selector == "app=!":
+            await asyncio.Event().wait()
+        async for event in super().watch(resource, namespace, selector):
+            yield event
+
+
+async def test_target_that_cannot_be_listed_keeps_no_gateway_from_its_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watch_cache, "TARGET_LIST_SECONDS", 0.01)
+    source = Unlistable(target_service(), target_service("bad", selector="app=!"))
+    cache, changed = WatchCache(), asyncio.Event()
+    watches = asyncio.create_task(run_watches(source, cache, changed.set))
+    try:
+        while not cache.synced:
+            await asyncio.wait_for(changed.wait(), 30)
+            changed.clear()
+    finally:
+        watches.cancel()
+    assert cache.take_changes().pods.keys() == {"team/chat/llm-10-0-0-1"}
+    (warning,) = caplog.messages
+    assert warning.startswith("InferenceService team/bad: the API server has not listed its pods for 0 s")
+    assert warning.endswith("check status.tiers.serve.podSelector, which is app=!")
 
 
 def test_own_pods_are_not_taken_for_those_of_targets() -> None:

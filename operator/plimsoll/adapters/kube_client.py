@@ -151,7 +151,7 @@ class KubeClient:
         """Connect with the given file, else in a pod with its service account, else with the user's kubeconfig."""
         from kubernetes.aio import client, config  # half a second, which programs without a cluster need not wait
 
-        configuration = client.Configuration()
+        configuration = client.Configuration(connection_pool_maxsize=0)  # no bound: each watch holds a connection
         if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config(client_configuration=configuration)
         else:

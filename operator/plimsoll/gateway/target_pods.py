@@ -45,18 +45,18 @@ def selection_of(service: Mapping[str, Any]) -> TargetSelection | None:
 
 @dataclass(slots=True)
 class TargetPods:
-    """The pods of one selection. is_listed: whether they are those of `selection`, and not of the former one."""
+    """The pods of one selection; until its first list, those of the former one. is_awaited: by the first catalog."""
 
     selection: TargetSelection
     pods: dict[str, Object] = field(default_factory=dict)
-    is_listed: bool = False
+    is_awaited: bool = True
 
     def apply(self, event: WatchEvent) -> dict[str, Object | None]:
         """Apply an event of the watch. Returns the pods that changed, None for one that is gone."""
         if event.type == "SYNC":
             listed = {self._name(pod): self._copy(pod) for pod in event.objects if not is_of_tier(pod)}
             changed: dict[str, Object | None] = dict.fromkeys(self.pods.keys() - listed.keys())
-            self.pods, self.is_listed = listed, True
+            self.pods, self.is_awaited = listed, False
             return changed | listed
         name = self._name(event.object)
         if event.type == "DELETED" or is_of_tier(event.object):

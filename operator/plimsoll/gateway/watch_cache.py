@@ -7,17 +7,30 @@ calls `on_change` after each event. The caller merges a burst of events into one
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS, Resource, WatchEvent
 from plimsoll.adapters.shared_parts import with_shared_parts
 from plimsoll.api import labels
 from plimsoll.gateway.target_pods import TargetPods, TargetSelection, selection_of
 
+log = logging.getLogger(__name__)
+
 Object = dict[str, Any]
 
+TARGET_LIST_SECONDS: Final = 10.0  # then a target whose pods cannot be listed holds up no other service
+_UNLISTED: Final = (
+    "InferenceService %s/%s: the API server has not listed its pods for %.0f s, and until it does, its requests find no"
+    " engine; check status.tiers.serve.podSelector, which is %s"
+)
+MAX_TARGETS: Final = 200  # the operator publishes the selectors of half as many
+_TOO_MANY: Final = (
+    "InferenceService %s gets no requests: %d others have status.tiers.serve.podSelector, more than the operator"
+    " publishes; find who else writes the status of InferenceServices"
+)
 WATCHED_RESOURCES = ((INFERENCESERVICES, None), (INFERENCESERVICEADMISSIONS, None), (PODS, labels.ROLE))
 
 
@@ -41,7 +54,8 @@ class ObjectChanges:
 class WatchCache:
     """Objects by kind. Each (kind, namespace) scope is synced after its first list.
 
-    The first catalog also awaits the pods of targets. Later a target that is new waits for its pods alone.
+    The first catalog also awaits the pods of targets, but of none for longer than `TARGET_LIST_SECONDS`. Later a target
+    that is new waits for its pods alone.
     """
 
     def __init__(self, namespaces: Iterable[str] = ()) -> None:
@@ -104,19 +118,30 @@ class WatchCache:
             self._changed[PODS.plural] |= target.apply(event)
             self._update_synced()
 
+    def stop_waiting(self, selection: TargetSelection) -> bool:
+        """Let the first catalog wait no longer for the pods of a target. Returns whether it did."""
+        target = self._targets.get(f"{selection.namespace}/{selection.service}")
+        if self._synced or target is None or target.selection != selection or not target.is_awaited:
+            return False
+        target.is_awaited = False
+        self._update_synced()
+        return True
+
     def _select(self, name: str, service: Object | None) -> None:
         selection, target = None if service is None else selection_of(service), self._targets.get(name)
         if selection is None:
             if target is not None:
                 self._changed[PODS.plural] |= dict.fromkeys(self._targets.pop(name).pods)
+        elif target is None and len(self._targets) >= MAX_TARGETS:
+            log.warning(_TOO_MANY, name, MAX_TARGETS)
         elif target is None:
             self._targets[name] = TargetPods(selection)
         elif target.selection != selection:
-            target.selection, target.is_listed = selection, False
+            target.selection, target.is_awaited = selection, True
 
     def _update_synced(self) -> None:
         are_listed = all(scope is not None for scope in self._scopes.values())
-        self._synced |= are_listed and all(target.is_listed for target in self._targets.values())
+        self._synced |= are_listed and not any(target.is_awaited for target in self._targets.values())
 
 
 def _is_same_version(previous: Object | None, obj: Object) -> bool:
@@ -127,6 +152,12 @@ def _is_same_version(previous: Object | None, obj: Object) -> bool:
 def _name(obj: Object) -> str:
     meta = obj["metadata"]
     return f"{meta['namespace']}/{meta['name']}"
+
+
+def _stop_waiting(cache: WatchCache, selection: TargetSelection, on_change: Callable[[], None]) -> None:
+    if cache.stop_waiting(selection):
+        log.warning(_UNLISTED, selection.namespace, selection.service, TARGET_LIST_SECONDS, selection.selector)
+        on_change()
 
 
 async def run_watches(source: WatchSource, cache: WatchCache, on_change: Callable[[], None]) -> None:
@@ -149,6 +180,7 @@ async def run_watches(source: WatchSource, cache: WatchCache, on_change: Callabl
             target_tasks.pop(gone).cancel()
         for new in cache.selections - target_tasks.keys():
             target_tasks[new] = group.create_task(watch_target(new))
+            asyncio.get_running_loop().call_later(TARGET_LIST_SECONDS, _stop_waiting, cache, new, on_change)
 
     target_tasks: dict[TargetSelection, asyncio.Task[None]] = {}
 

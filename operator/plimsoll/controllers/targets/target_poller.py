@@ -139,9 +139,10 @@ class TargetPoller:
                 place = (key_of(obj)[0], ref.api_version.rpartition("/")[0], ref.kind, ref.name)
                 holder = holders.setdefault(place, obj["metadata"]["name"])
                 refusal = None if holder == obj["metadata"]["name"] else _taken(ref.label, holder)
-                routed += target.port is not None
-                if refusal is None and target.port is not None and routed > MAX_ROUTED_TARGETS:
-                    refusal = TargetProblem(ConditionReason.TOO_MANY_TARGETS, _TOO_MANY)
+                if refusal is None and target.port is not None:  # one that is taken gets no watch
+                    routed += 1
+                    if routed > MAX_ROUTED_TARGETS:
+                        refusal = TargetProblem(ConditionReason.TOO_MANY_TARGETS, _TOO_MANY)
                 reads.append(self._read_contained(obj, service, role, target, refusal))
                 targets.append((obj, role, target))
         engines: dict[Key, tuple[Key, EngineTarget]] = {}  # pods with the service that they are engines of

@@ -9,11 +9,13 @@ and the longest need ten.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
 REPORT_INTERVAL_S: Final = 1.0  # age of a response at its first report
 MAX_REPORT_AGE_S: Final = 600.0
+LATE_S: Final = 0.5  # by which a first token may be later than predicted
 
 
 def report_ages_s() -> Iterator[float]:
@@ -27,3 +29,9 @@ def report_ages_s() -> Iterator[float]:
 def report_age_s(ttft_s: float) -> float | None:
     """Return the age of a response at the first report with its first token, None if there is no such report."""
     return next((age_s for age_s in report_ages_s() if age_s >= ttft_s), None)
+
+
+def reported_at_s(arrived_s: float, first_token_s: float) -> float:
+    """Return when a first token that is due at `first_token_s` has been reported, infinity if none is reported."""
+    age_s = report_age_s(first_token_s - arrived_s + LATE_S)
+    return math.inf if age_s is None else arrived_s + age_s

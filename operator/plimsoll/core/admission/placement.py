@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from plimsoll.core.admission.adapter_slots import AdapterSlots
 from plimsoll.core.admission.cost_model import EngineCostModel, RequestCost
+from plimsoll.core.admission.first_token_reports import reported_at_s
 from plimsoll.core.admission.prefill_choice import STALL_COST_FACTOR, PrefillChoice, choose_prefill
 from plimsoll.core.admission.prefill_queue import PrefillQueue
 from plimsoll.core.admission.prefix_tokens import PrefixTokens, prefix_tokens
@@ -266,7 +267,8 @@ class ReplicaPool:
         replica, cost = placement.replica, placement.cost
         assert replica is not None
         running = RunningRequest(cost, class_index, request.tenant, now, placement.first_token_s)
-        running.is_awaited = request.is_stream and placement.prefill is None and placement.first_token_s > 0.0
+        if request.is_stream and placement.prefill is None and placement.first_token_s > 0.0:
+            running.reported_at_s = reported_at_s(request.arrived_s, now + placement.first_token_s)
         if request.adapter:
             running.adapter = request.adapter
             is_load = self.adapters.add(replica.address, request.adapter, now)

@@ -40,7 +40,8 @@ class RunningRequest:
     - `remote_prefill`: its job at a prefill replica.
     - `utilization`, `ttft_residual_s`: the replica's at admission.
     - `prefilled_at_s`: predicted end of its prefill.
-    - `is_awaited`: its first token will be reported. `has_first_token`: it has come, and its TTFT is recorded.
+    - `reported_at_s`: when its first token will have been reported, infinite if that is at its end alone.
+      `has_first_token`: it has come, and its TTFT is recorded.
     - `stall_s`, `prefill_turn_s`, `scaled_stall_s`: what it added to the replica's `prefill_free_s`, `prefill_tat_s`
       and `stall_total_s`, less what was given back.
     - `start_step`, `stall_total_s`, `decode_integral`: the replica's values at admission.
@@ -65,7 +66,7 @@ class RunningRequest:
     stall_s: float = 0.0
     prefill_turn_s: float = 0.0
     scaled_stall_s: float = 0.0
-    is_awaited: bool = False
+    reported_at_s: float = math.inf
     has_first_token: bool = False
     adapter: str = ""
     adapter_load_s: float | None = None
@@ -175,7 +176,7 @@ class ReplicaState:
         cost = running.cost
         running.utilization, running.ttft_residual_s = self.utilization, self.ttft_residual_s
         self.running[id] = running
-        if running.is_awaited:
+        if running.reported_at_s < math.inf:
             self._awaited[id] = running
         self.running_per_class[running.class_index] += 1
         if self.running_per_class[running.class_index] == 1:
@@ -379,7 +380,7 @@ class ReplicaState:
         )
 
     def silence_s(self, now: float) -> float:
-        """Returns for how long nothing has come from the replica while a first token was due, 0 up to `SILENT_S`.
+        """Returns for how long nothing has come while a first token was due, 0 up to `SILENT_S` and its report.
 
         A hung engine would else look idle, as its booked prefill runs down, and get most requests until it is unready.
         """
@@ -387,7 +388,7 @@ class ReplicaState:
             return 0.0
         oldest = next(iter(self._awaited.values()))
         silence_s = now - max(oldest.admitted_s + oldest.predicted_ttft_s, self._heard_s)
-        return silence_s if silence_s > SILENT_S else 0.0
+        return silence_s if silence_s > SILENT_S and now > oldest.reported_at_s else 0.0
 
     def _advance(self, now: float) -> None:
         if now > self._advanced_s:

@@ -266,7 +266,9 @@ class Exchange:
                 is_last = message.response_headers.end_of_stream
             elif phase == "response_body":
                 part, is_last = message.response_body.body, message.response_body.end_of_stream
-                record.on_response_body(part)
+                begun = record.on_response_body(part)
+                if begun is not None and not is_last:
+                    self._picker.reports.on_running_record(begun, time.monotonic())
                 answers = list(messages.streamed_body(phase, part, is_last)) if is_duplex else [messages.proceed(phase)]
             else:
                 answers, is_last = [messages.proceed(phase)], phase == "response_trailers"

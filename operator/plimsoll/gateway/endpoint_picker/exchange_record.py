@@ -64,12 +64,14 @@ class ExchangeRecord:
         self._record.status, self._record.reason = status, reason
         self._record.upstream = served or self._record.upstream
 
-    def on_response_body(self, part: bytes) -> None:
-        """A part of the response's body has arrived."""
-        if not self._record.sent_bytes and part:
+    def on_response_body(self, part: bytes) -> AccessRecord | None:
+        """A part of the response's body has arrived. Returns the record so far with the first one, else None."""
+        is_first = not self._record.sent_bytes and bool(part)
+        if is_first:
             self._is_failed = self._record.status == 503 and part.startswith(_CONNECT_ERROR)
             self._record.ttft_us = None if self._is_failed else self._elapsed_us()
         self._record.sent_bytes = (self._record.sent_bytes or 0) + len(part)
+        return self._record if is_first else None
 
     def on_response_end(self) -> None:
         """The response is complete."""

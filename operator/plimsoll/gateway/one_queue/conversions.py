@@ -8,6 +8,7 @@ from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES, AdmissionRequ
 from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.core.slo import Deadlines
+from plimsoll.core.types import MediaKind
 from plimsoll.gateway.api_routes import ROUTES
 from plimsoll.gateway.deadlines import RequestDeadline
 from plimsoll.gateway.demand_counter import DemandTokens
@@ -30,7 +31,8 @@ def is_expressible(ctx: RequestContext) -> bool:
 
 def to_question(number: int, ctx: RequestContext, can_queue: bool, now: float) -> Question:
     """Returns the question about a request whose key has been charged."""
-    deadline, identity = ctx.deadline, ctx.identity
+    deadline, identity, media = ctx.deadline, ctx.identity, dict(ctx.estimate.media)
+    schema_tokens = media.pop(MediaKind.SCHEMA, 0)
     return Question(
         number,
         ctx.request_id,
@@ -54,13 +56,14 @@ def to_question(number: int, ctx: RequestContext, can_queue: bool, now: float) -
         identity.tenant,
         identity.request_class,
         ctx.estimate.total,
-        dict(ctx.estimate.media),
+        media,
         _left(deadline.first_token_s, now),
         _left(deadline.complete_s, now),
         _left(deadline.timeout_s, 0.0) or 0.0,
         deadline.source,
         ctx.foreign is None,
         ctx.is_estimated,
+        schema_tokens,
     )
 
 
@@ -73,6 +76,7 @@ def to_context(question: Question, service: ServiceEntry, via: str, now: float) 
     if route is None:
         return None
     identity = Identity(question.key_name, question.tenant, question.request_class)
+    schema = {MediaKind.SCHEMA: question.schema_tokens} if question.schema_tokens else {}
     return RequestContext(
         question.request_id,
         question.model,
@@ -90,7 +94,7 @@ def to_context(question: Question, service: ServiceEntry, via: str, now: float) 
         route,
         question.prompt_field,
         block_hashes=question.block_hashes,
-        estimate=DemandTokens(question.estimate_total, question.estimate_media),
+        estimate=DemandTokens(question.estimate_total, question.estimate_media | schema),
         limits=service.limits_of(identity.request_class),
         deadline=RequestDeadline(
             _at(question.first_token_in_s, now),

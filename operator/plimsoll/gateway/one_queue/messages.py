@@ -64,7 +64,8 @@ class Question(Message):
 
     `claims_retry`: the client marks it as a retry. `can_queue`: the asking gateway has memory for its body.
     `rate_headers` are those of the key's limits. The fields after `age_s` are those of `RequestContext`.
-    `may_fall_back`: another service may take the request.
+    `may_fall_back`: another service may take the request. `schema_tokens` are apart from the other kinds: a kind that a
+    gateway of an earlier release does not know would end the connection.
     """
 
     number: Number
@@ -96,6 +97,7 @@ class Question(Message):
     timeout_source: Name
     may_fall_back: bool = True
     is_estimated: bool = True
+    schema_tokens: TokenSum = 0
 
 
 class Running(Message):
