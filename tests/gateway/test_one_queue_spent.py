@@ -91,7 +91,7 @@ async def test_quota_comes_back_with_its_service(tmp_path: Path) -> None:
         gateways.kill(gateways.all[2])
         assert is_admitted(await gateways.all[0].ask(MANY, **jobs))
         gateways.publish(*gateways.all)
-        gateways.publish(*gateways.all[:2])
+        await gateways.set_ready(*gateways.all[:2])
         assert rejection_of(await gateways.all[0].ask("hi", **jobs)).error["code"] == "quota_exceeded"
 
 
