@@ -261,7 +261,7 @@ def with_tier(**changes: object) -> Callable[[ServiceSnapshot], ServiceSnapshot]
 
 
 def test_settled_services_are_decided_once_per_interval() -> None:
-    fleet = SteadyFleet(500)
+    fleet = SteadyFleet(200)
     fleet.advance(120)
     shares, last = [], dict.fromkeys(fleet.services, fleet.now_s)
     for _ in range(15):
