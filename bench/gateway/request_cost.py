@@ -105,7 +105,7 @@ def ways(stack: ExitStack, engines: list[int], trees: Iterable[Path], workers: i
 
 
 async def measure(engine_port: int, measured: Measured, rate: float, seconds: float, rest: Sequence[float]) -> Row:
-    """One way beside the direct one. `rest` is the way's CPU per second at rest."""
+    """One way and the direct one in turns. `rest` is the way's CPU per second at rest."""
     way, direct, through = measured.way, Route(engine_port), measured.route()
     routes, count = (direct, through), round(seconds * rate)
     await drive(routes, WARM_UP, rate)

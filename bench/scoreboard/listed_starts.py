@@ -16,7 +16,7 @@ _LISTED: Final = "listed:"
 
 @dataclass(frozen=True)
 class ListedStarts(StartupDistribution):
-    """The n-th engine takes the n-th of `samples_s`, and each one after those the last. Made anew for each run."""
+    """The n-th engine takes the n-th of `samples_s`, and each one after those the last. Each run needs its own."""
 
     started: Iterator[int] = field(default_factory=itertools.count)
 

@@ -86,6 +86,7 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "tools": {name: _tool(found.get("result")) for name, found in one.get("tools", {}).items()},
         "rival": _rival(one.get("rival"), began_s),
         "itl_s": _itl(one.get("gaps"), scenario),
+        "names": _by_name(rows, scenario.names, scenario),
         "beside": _beside(one, scenario),
         **{key: one[key] for key in ("first_answer_s", "to_zero_s", "held_s", "starts") if key in one},
     }
@@ -104,18 +105,22 @@ def _limits(final: Mapping[str, Any]) -> Any:
 
 
 def _beside(one: Mapping[str, Any], scenario: scenarios.Scenario) -> dict[str, Any] | None:
-    """The second load; of several names also each of theirs."""
+    """The second load."""
     if not (rows := one.get("beside")) or scenario.beside is None:
         return None
-    names = scenario.beside.names
-    parts = {name: [row for row in rows if names[row["row"] % len(names)] == name] for name in names}
     return {
         "figures": one["beside_figures"],
         "late": _late(rows, scenario),
         "codes": _codes(rows),
         "itl_s": _itl(one.get("beside_gaps"), scenario),
-        "names": {name: summary(part, scenario) for name, part in parts.items()},
+        "names": _by_name(rows, scenario.beside.names, scenario),
     }
+
+
+def _by_name(rows: Sequence[Mapping[str, Any]], names: Sequence[str], scenario: scenarios.Scenario) -> dict[str, Any]:
+    """The figures of each model name."""
+    parts = {name: [row for row in rows if names[row["row"] % len(names)] == name] for name in names}
+    return {name: summary(part, scenario) for name, part in parts.items()}
 
 
 def _tool(result: Any) -> Any:

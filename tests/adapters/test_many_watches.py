@@ -49,6 +49,7 @@ async def test_all_watches_of_a_gateway_are_open_at_once(tmp_path: Path) -> None
     try:
         async with asyncio.timeout(20):
             await all_open.wait()
+        assert open_watches == WATCHES
     finally:
         for task in tasks:
             task.cancel()

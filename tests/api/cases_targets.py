@@ -10,7 +10,7 @@ _REF = f"{_TARGET}.scaleTargetRef"
 _REQUIRED = ("is required", "Required value")
 _SELECTOR = "must be a label selector of equalities, such as app=llm,tier=serve"
 _NOT_RUN = "is not allowed with targets: Plimsoll does not run their engines"
-_NO_GATEWAY = "is not allowed with targets: without targets.serve.port their requests do not pass the gateway"
+_NO_GATEWAY = "is not allowed with targets without targets.serve.port: their requests do not pass the gateway"
 _NO_LIMIT = "is not allowed with targets: only engines that Plimsoll runs add it to requests"
 
 TARGET_CASES = [

@@ -71,7 +71,6 @@ def limited(server: ApiServer, namespace: str, limits: Object) -> Iterator[Apply
     deadline = time.monotonic() + 60
     while "denied" not in (answer := apply(refused, "--dry-run=server")):  # a policy takes a moment to be in force
         assert time.monotonic() < deadline, answer
-        time.sleep(0.2)
     yield apply
     for one in made:
         kubectl(server, "delete", one["kind"].lower(), one["metadata"]["name"])

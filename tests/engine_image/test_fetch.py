@@ -273,18 +273,19 @@ def test_download_that_broke_off_reserves_nothing(tmp_path: Path) -> None:
 def test_downloads_of_several_processes_stay_within_the_bound(tmp_path: Path) -> None:
     """Each of eight processes wants 10 MB of 35 MB, at the same moment."""
     script = f"""
-import sys, time
+import sys
 from launcher import fetch, model_cache, model_source
 from tests.engine_image.test_fetch import MemoryStore
 cache = model_cache.ModelCache(__import__("pathlib").Path({str(tmp_path)!r}), lambda _: 10**12, max_bytes=35_000_000)
-class Slow(MemoryStore):
+class Held(MemoryStore):
     def open(self, file, offset):
-        time.sleep(1)
+        print("opens", flush=True)
+        sys.stdin.readline()
         return super().open(file, offset)
 print("starts", flush=True)
 sys.stdin.readline()
 try:
-    fetch.fetch(model_source.ModelSource(sys.argv[1]), Slow({{"w": bytes(10_000_000)}}), cache)
+    fetch.fetch(model_source.ModelSource(sys.argv[1]), Held({{"w": bytes(10_000_000)}}), cache)
     print("done", flush=True)
 except model_source.SourceError as error:
     print(error, flush=True)
@@ -302,10 +303,14 @@ sys.stdin.readline()
         assert [_line(process) for process in processes] == ["starts"] * 8
         for process in processes:
             _go_on(process)
-        answers = [_line(process) for process in processes]
+        answers = [_line(process) for process in processes]  # all have reserved room before one has a file
+        admitted = [process for process, answer in zip(processes, answers, strict=True) if answer == "opens"]
+        for process in admitted:
+            _go_on(process)
+        assert [_line(process) for process in admitted] == ["done"] * 3
         assert _file_bytes(tmp_path) == 30_000_000
-        assert answers.count("done") == 3
-        refused = [answer for answer in answers if answer != "done"]
+        refused = [answer for answer in answers if answer != "opens"]
+        assert len(refused) == 5
         assert all("GB of the node's cache" in answer for answer in refused)
     finally:
         for process in processes:

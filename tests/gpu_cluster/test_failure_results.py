@@ -141,6 +141,8 @@ def test_page_has_what_adapters_cost() -> None:
     early = sum(offered - complete for second, offered, complete, *_ in lora["seconds"] if second < 9)
     assert f"{lora['codes']['overloaded']['count']} requests got 429 `overloaded`, {early} of them" in PART
     assert [part["ttft"] + part["tpot"] for part in (*lora["late"], *lora["beside"]["late"])] == [0, 0]
+    first = {name: part["share"] for name, part in lora["names"].items()}
+    assert f"the worst had {_percent(min(first.values()))}, and the model itself {_percent(first['m'])}" in PART
     shares = [lora["beside"]["names"][name]["share"] for name in ("a5", "a6")]
     page = " ".join((ROOT / "docs" / "tasks" / "lora.md").read_text().split())
     assert f"had {100 * shares[0]:.1f} and {100 * shares[1]:.1f} %" in page

@@ -19,7 +19,7 @@ from plimsoll.engines.engine import Feature
 from plimsoll.engines.registry import engines_without
 
 _NOT_RUN = "Plimsoll does not run their engines"
-_NO_GATEWAY = "without targets.serve.port their requests do not pass the gateway"
+_NO_GATEWAY = "their requests do not pass the gateway"
 _NO_MIDDLEWARE = "only engines that Plimsoll runs add it to requests"
 _NO_FORM = "tiers or targets is required"
 _BOTH_FORMS = "tiers and targets exclude each other"
@@ -50,7 +50,7 @@ def _needs_port(field: str, is_set: Callable[[Any], bool]) -> ValidationRule[Any
     """Return a rule against a field of the spec that only gateways apply."""
     return ValidationRule(
         f"!has(self.targets) || has(self.targets.serve.port) || !has(self.{field})",
-        f"is not allowed with targets: {_NO_GATEWAY}",
+        f"is not allowed with targets without targets.serve.port: {_NO_GATEWAY}",
         lambda own: own.targets is None or own.targets.take_requests or not is_set(own),
         field=f".{field}",
         reason="FieldValueForbidden",

@@ -12,7 +12,7 @@ oldest whose target selects it. So all targets are read first, and then applied 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -131,7 +131,8 @@ class TargetPoller:
         services.sort(key=lambda one: (one[0]["metadata"].get("creationTimestamp", ""), key_of(one[0])))
         holders: dict[tuple[str, str, str, str], str] = {}
         routed = 0
-        reads, targets = [], []
+        reads: list[Coroutine[Any, Any, _Reading | TargetProblem | None]] = []
+        targets = []
         for obj, service in services:
             assert service.spec.targets is not None
             for role, target in service.spec.targets.items():
@@ -143,7 +144,7 @@ class TargetPoller:
                     routed += 1
                     if routed > MAX_ROUTED_TARGETS:
                         refusal = TargetProblem(ConditionReason.TOO_MANY_TARGETS, _TOO_MANY)
-                reads.append(self._read_contained(obj, service, role, target, refusal))
+                reads.append(_known(refusal) if refusal else self._read_contained(obj, service, role, target))
                 targets.append((obj, role, target))
         engines: dict[Key, tuple[Key, EngineTarget]] = {}  # pods with the service that they are engines of
         for (obj, role, target), found in zip(targets, await asyncio.gather(*reads), strict=True):
@@ -186,17 +187,12 @@ class TargetPoller:
         return before.selector if before.target == target else None
 
     async def _read_contained(
-        self,
-        obj: Object,
-        service: InferenceService,
-        role: RoleName,
-        target: EngineTarget,
-        refusal: TargetProblem | None,
+        self, obj: Object, service: InferenceService, role: RoleName, target: EngineTarget
     ) -> _Reading | TargetProblem | None:
         async with self._slots:
             with self._errors.contained(Stage.TARGET, key_of(obj), subject_of(obj)):
                 try:
-                    return await self._read(obj, service, role, target, refusal)
+                    return await self._read(obj, service, role, target)
                 except ClusterError as error:
                     log.debug(key_of(obj), "cannot read the target", role=role, error=str(error))
                     if (key_of(obj), role) not in self._states:
@@ -205,16 +201,9 @@ class TargetPoller:
         return None
 
     async def _read(
-        self,
-        obj: Object,
-        service: InferenceService,
-        role: RoleName,
-        target: EngineTarget,
-        refusal: TargetProblem | None,
+        self, obj: Object, service: InferenceService, role: RoleName, target: EngineTarget
     ) -> _Reading | TargetProblem:
         ref, key = target.scale_target_ref, key_of(obj)
-        if refusal is not None:
-            return refusal
         try:
             found = await self._resource(ref.api_version, ref.kind)
             if isinstance(found, TargetProblem):
@@ -311,6 +300,11 @@ _TOO_MANY: Final = (
     f"gateways watch the pods of at most {MAX_ROUTED_TARGETS} targets with a port, and older services have as many:"
     " remove port from this target or from another"
 )
+
+
+async def _known(problem: TargetProblem) -> TargetProblem:
+    """The result for a target that is not read."""
+    return problem
 
 
 def _taken(label: str, holder: str) -> TargetProblem:
