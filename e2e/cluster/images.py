@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import base_image, binaries, pip_settings
+from e2e.cluster import base_image, binaries, pip_settings, registry
 from e2e.cluster.docker import build, image_exists, image_id
 from e2e.cluster.settings import BIN, HERE, REGISTRY_PORT, ROOT
 from e2e.cluster.shell import CommandFailed, print_line, run, stage, succeeds
 
 REPOSITORY = f"localhost:{REGISTRY_PORT}/plimsoll"
 TAG = "dev"
-_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 
 @dataclass(frozen=True)
@@ -133,11 +130,5 @@ def _normalize_modes(context: Path) -> None:
 
 def _registry_has(image: Image) -> bool:
     """The registry's manifest names the config blob, whose digest is the image's id."""
-    url = f"http://127.0.0.1:{REGISTRY_PORT}/v2/plimsoll/{image.name}/manifests/{TAG}"
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": _MANIFEST}), timeout=5) as reply:
-            return image_id(image.reference).encode() in reply.read()
-    except urllib.error.HTTPError:
-        return False
-    except OSError as error:
-        raise CommandFailed(f"the registry does not answer ({error}): run e2e/cluster/up first") from error
+    manifest = registry.manifest(f"plimsoll/{image.name}", TAG)
+    return manifest is not None and image_id(image.reference).encode() in manifest
