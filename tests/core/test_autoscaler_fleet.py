@@ -262,7 +262,7 @@ def with_tier(**changes: object) -> Callable[[ServiceSnapshot], ServiceSnapshot]
 
 def test_settled_services_are_decided_once_per_interval() -> None:
     fleet = SteadyFleet(200)
-    fleet.advance(120)
+    fleet.advance(30)  # they have settled after 14
     shares, last = [], dict.fromkeys(fleet.services, fleet.now_s)
     for _ in range(15):
         fleet.advance(1)
