@@ -1,7 +1,7 @@
 # Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-keda e2e-flux e2e-policies bench
+.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test test-all check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-keda e2e-flux e2e-policies bench
 
 VENV := .venv
 TOOLS := build/tools
@@ -11,6 +11,8 @@ STAGE := .ci/stage
 API_BINARIES := kube-apiserver etcd kubectl helm
 # One more than there are cores: some tests wait for what others do.
 TEST_PROCESSES := $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
+# The order of the files is that of tests/conftest.py.
+TEST_ALL := $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=40 tests
 GENERATED := engine-image/contract.json engine-image/launcher/vllm.py engine-image/launcher/redaction.py engine-image/launcher/form_data.py engine-image/launcher/desired_adapters.py engine-image/launcher/prompts.py engine-image/launcher/self_benchmark.py crds charts/plimsoll/files docs/reference docs/evaluation
 CACHE := $(or $(PLIMSOLL_CACHE),$(HOME)/.cache/plimsoll)
 export PATH := $(CURDIR)/$(VENV)/bin:$(CACHE)/cluster/bin:$(PATH)
@@ -49,11 +51,15 @@ scan: tools ## Known vulnerabilities of all locked Python packages; needs api.os
 	@$(STAGE) -v scan $(TOOLS)/bin/python -m release.scan
 
 # The tests start hundreds of Python programs, each of which would compile the same files again.
-test: export PYTHONDONTWRITEBYTECODE :=
-test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-all: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
 test: setup $(VENV)/.clients ## Unit tests, and tests on a real API server, a real Envoy and real SDKs
 	@$(STAGE) -v binaries e2e/cluster/binaries $(API_BINARIES)
-	@$(STAGE) -v test $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile --durations=40 tests
+	@$(STAGE) -v test $(TEST_ALL) -m "not extended"
+
+test-all: setup $(VENV)/.clients ## These tests with all variants of those that take minutes
+	@$(STAGE) -v binaries e2e/cluster/binaries $(API_BINARIES)
+	@$(STAGE) -v test $(TEST_ALL)
 
 check: setup $(VENV)/.clients ## Linter, formatter, types, layers
 	@$(STAGE) lint ruff check .

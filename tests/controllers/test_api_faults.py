@@ -38,6 +38,10 @@ SYSTEM = "plimsoll-system"
 FAULT_SECONDS = 6.0  # longer than the lease of PROGRAM
 BACK_SECONDS = 60.0  # by then everything is right again, on a busy machine too
 MAX_REQUESTS = 400  # while the server misbehaves: eight watches, the lease and kopf, each with its back-off
+# A case takes about 12 s, so `make test` has each fault once. `make test-all` has the others too.
+FAULTS = set(Fault) - {Fault.NONE}
+USUAL_OF_TWO = {Fault.FAILED_WATCH}
+USUAL_AT_START = {Fault.REFUSE}
 PROGRAM = """
 import asyncio, sys
 from plimsoll.adapters.lease import LeaseTimes
@@ -150,13 +154,22 @@ def leads(kube: KubeClient, *names: str) -> Callable[[], Awaitable[bool]]:
     return holds
 
 
+def cases(faults: set[Fault], usual: set[Fault]) -> list[Any]:
+    """The faults; those that are not usual are `extended`."""
+    return [
+        pytest.param(fault, id=fault.name, marks=() if fault in usual else pytest.mark.extended)
+        for fault in Fault
+        if fault in faults
+    ]
+
+
 def test_pacer_lets_burst_pass_and_then_spreads_requests() -> None:
     pacer = RequestPacer(burst=3, per_second=2.0)
     assert [pacer.delay_s(100.0) for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 1.0]
     assert [pacer.delay_s(200.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
 
 
-@pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.NONE], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", cases(FAULTS, FAULTS - USUAL_OF_TWO - USUAL_AT_START))
 async def test_fault_while_leading_ends_no_process(
     cluster: ApiServer, kube: KubeClient, tmp_path: Path, fault: Fault
 ) -> None:
@@ -175,9 +188,7 @@ async def test_fault_while_leading_ends_no_process(
         await until("a service of the outage is reconciled", has_deployment(kube, during))
 
 
-@pytest.mark.parametrize(
-    "fault", [Fault.REFUSE, Fault.THROTTLE, Fault.ERROR, Fault.FAILED_WATCH], ids=lambda fault: fault.name
-)
+@pytest.mark.parametrize("fault", cases({Fault.REFUSE, Fault.THROTTLE, Fault.ERROR, Fault.FAILED_WATCH}, USUAL_OF_TWO))
 async def test_fault_ends_neither_of_two_replicas(
     cluster: ApiServer, kube: KubeClient, tmp_path: Path, fault: Fault
 ) -> None:
@@ -201,7 +212,7 @@ async def test_fault_ends_neither_of_two_replicas(
         await until("a service of the outage is reconciled", has_deployment(kube, name))
 
 
-@pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.HANG, Fault.GARBAGE], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", cases({Fault.REFUSE, Fault.HANG, Fault.GARBAGE}, USUAL_AT_START))
 async def test_fault_at_start_ends_no_process(
     cluster: ApiServer, kube: KubeClient, tmp_path: Path, fault: Fault
 ) -> None:

@@ -37,14 +37,14 @@ CHANGES = 20
 
 
 class Fleet:
-    """Services `s0` to `s999` beside the real one. Each change gives the changed objects a new version."""
+    """Services `s0` and so on beside the real one. Each change gives the changed objects a new version."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, services: int) -> None:
         self._version = 0
         self.services = [self._versioned(service())]
         self.pods = [self._versioned(pod(engine))]
         self.by_service: dict[str, list[Object]] = {}
-        for n in range(SERVICES):
+        for n in range(services):
             self.add(f"s{n}", n)
 
     def add(self, name: str, subnet: int) -> None:
@@ -105,9 +105,10 @@ def inotify_instances(pid: int) -> int:
     return sum("inotify" in link for link in links)
 
 
-async def test_thousand_services_change_under_traffic(lone: GatewayStack) -> None:
+@pytest.mark.parametrize("services", [200, pytest.param(SERVICES, marks=pytest.mark.extended)])
+async def test_many_services_change_under_traffic(lone: GatewayStack, services: int) -> None:
     engine = await lone.engine()
-    fleet = Fleet(engine.address)
+    fleet = Fleet(engine.address, services)
     assert lone.settings.envoy_memory_bytes == ENVOY_MEMORY_BYTES
     await lone.start(fleet.services, fleet.all_pods)
     await wait_applied(lone, fleet)
@@ -117,8 +118,8 @@ async def test_thousand_services_change_under_traffic(lone: GatewayStack) -> Non
 
     load = BackgroundLoad(lone)
     for n in range(50):
-        fleet.add(f"new{n}", SERVICES + n)
-        fleet.move(f"s{n}", SERVICES + 50 + n)
+        fleet.add(f"new{n}", services + n)
+        fleet.move(f"s{n}", services + 50 + n)
         fleet.remove(f"s{n + 100}")
     lone.write_objects(fleet.services, fleet.all_pods)
     await wait_applied(lone, fleet)
@@ -126,7 +127,7 @@ async def test_thousand_services_change_under_traffic(lone: GatewayStack) -> Non
 
     stop(lone.picker)
     await load.more()
-    fleet.move("s1", SERVICES + 200)
+    fleet.move("s1", services + 200)
     fleet.remove("s2")
     lone.write_objects(fleet.services, fleet.all_pods)
     lone.start_picker()
@@ -141,12 +142,12 @@ async def test_thousand_services_change_under_traffic(lone: GatewayStack) -> Non
     await lone.ready()
     assert (await lone.ask_fully())[0] == 200
     assert lone.envoy.poll() is None
-    print(f"Envoy's peak RSS with {SERVICES} services: {peak_bytes(lone.envoy.pid) / 1e6:.0f} MB")
+    print(f"Envoy's peak RSS with {services} services: {peak_bytes(lone.envoy.pid) / 1e6:.0f} MB")
 
 
 async def test_changed_endpoints_of_one_service_are_sent_alone(lone: GatewayStack) -> None:
     """Prints the time from the change of a pod to its acknowledgement by Envoy, without the API server's watch."""
-    fleet, builder = Fleet(f"127.0.0.1:{PORT}"), CatalogBuilder()
+    fleet, builder = Fleet(f"127.0.0.1:{PORT}", SERVICES), CatalogBuilder()
     acknowledged: Queue[AppliedEndpoints] = Queue()
     lone.settings.directory.mkdir(parents=True)
     write_files(lone.settings)
