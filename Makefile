@@ -53,6 +53,8 @@ scan: tools ## Known vulnerabilities of all locked Python packages; needs api.os
 # The tests start hundreds of Python programs, each of which would compile the same files again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 test test-all: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
+# Go programs that live for a second collect less garbage.
+test test-all: export GOGC := 400
 test: setup $(VENV)/.clients ## Unit tests, and tests on a real API server, a real Envoy and real SDKs
 	@$(STAGE) -v binaries e2e/cluster/binaries $(API_BINARIES)
 	@$(STAGE) -v test $(TEST_ALL) -m "not extended"
