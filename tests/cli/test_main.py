@@ -65,6 +65,7 @@ def test_render_malformed_file_is_one_line_and_status(
             "99",
             "--output-tokens",
             "9",
+            "--no-simulation",
         ],
     ],
     ids=["render", "plan"],
