@@ -59,7 +59,7 @@ def test_limited_service_with_changing_demand_emits_one_event(swing: float) -> N
         pod["metadata"] |= {"name": name, "uid": name}
         world.store.put(pod)
     arrived, needed = 0.0, set()
-    for second in range(720):
+    for second in range(420):
         now_s = NOW_S + second
         arrived += 60.0 * (1.0 + swing * math.sin(second / 7.0))
         world.readings = (GatewayReading("gw-1", now_s, "a", {"team/chat": arrivals(arrived)}),)
@@ -76,7 +76,7 @@ def test_limited_service_with_changing_demand_emits_one_event(swing: float) -> N
     [message] = writer.named(EventReason.SCALING_LIMITED)
     assert message.startswith("serve: maxReplicas is 2; ")
     assert message.endswith("; raise spec.tiers.serve.maxReplicas if the cluster has room")
-    assert writer.writes <= 15, "the figures of the conditions are refreshed about once a minute"
+    assert writer.writes <= 8, "the figures of the conditions are refreshed about once a minute"
 
 
 def stated(note: LimitNote) -> Condition:
