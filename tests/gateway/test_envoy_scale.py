@@ -1,4 +1,6 @@
-"""1,000 services with 10 endpoints each, on default kernel limits: added, changed and removed under traffic.
+"""200 services, or 1,000 in `make test-all`, with 10 endpoints each: added, changed and removed under traffic.
+
+Kernel limits are the default ones.
 
 Envoy stays below the chart's memory limit. Its memory and the time from a change to Envoy are printed. The time has no
 bound here, because other processes share the machine; what is sent for a change has one.
