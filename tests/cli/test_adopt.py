@@ -80,6 +80,7 @@ async def test_deployment_of_vllm_becomes_a_valid_manifest() -> None:
     assert "# Deployment team/llm: container main has image vllm/vllm-openai:v0.32.0, 2 pods\n" in text
     assert "# minReplicas and maxReplicas: a guess; it has 3 replicas now\n" in text
     assert "mode is Recommend: nothing is written" in text
+    assert "set targets.serve.port to the port of their OpenAI API (vLLM's is that of its metrics, 9000)" in text
 
 
 async def test_stateful_set_with_serve_command_names_guesses() -> None:

@@ -12,7 +12,7 @@ from statistics import NormalDist
 import pytest
 
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
-from plimsoll.core.autoscaling.observations import TierDemand
+from plimsoll.core.autoscaling.observations import LaggingSignals, TierDemand
 from plimsoll.core.autoscaling.rejection_feedback import (
     CORRECTION_MEMORY_S,
     MAX_CORRECTION,
@@ -23,7 +23,7 @@ from plimsoll.core.autoscaling.rejection_feedback import (
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.sizing_requests import sizing_requests
 from plimsoll.core.autoscaling.startup_time import StartingPod
-from plimsoll.core.demand.service_metrics import ServiceMetrics
+from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.types import Role, Unavailable
 from tests.core.test_autoscaler import SLO, Fleet, need, scaling_spec, service_metrics
 
@@ -190,6 +190,16 @@ def test_retry_backlog_sizes_for_full_uncertainty() -> None:
     alone, due = (one.forecast for one in found if isinstance(one, TierDemand))
     assert due.uncertainty == pytest.approx(NormalDist().inv_cdf(SLO.share) * due.level_error)
     assert alone.uncertainty == 0.0
+
+
+def test_queue_at_the_engines_is_work_where_no_gateway_rejects() -> None:
+    fleet, queue = settled(), LaggingSignals(waiting=9000.0)
+    gateway = replace(STEADY_METRICS, tiers={Role.SERVE: TierMetrics(lagging=queue)})
+    capacity = fleet.service.tiers["serve"].capacity
+    assert not isinstance(capacity, Unavailable)
+    at_engines = replace(gateway, is_measured_at_engines=True)
+    assert requested_replicas(fleet, gateway, ()) == requested_replicas(fleet, STEADY_METRICS, ())
+    assert requested_replicas(fleet, at_engines, ()) == pytest.approx(9000.0 * capacity.request_gpu_s, rel=0.2)
 
 
 def test_retry_backlog_within_chance_adds_no_load() -> None:

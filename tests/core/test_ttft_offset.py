@@ -12,13 +12,13 @@ import pytest
 from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
-from plimsoll.core.autoscaling.observations import SizingResult
+from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.autoscaling.ttft_feedback import TtftFeedback
 from plimsoll.core.autoscaling.ttft_offset import LateSample, TtftOffset, late_shares, no_offset, update_offset
 from plimsoll.core.capacity.tier_model import Constraint, TierProfile, TierSpec, build_profile
-from plimsoll.core.demand.service_metrics import ServiceMetrics
+from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.ports import BucketCounts, SloCounts
 from plimsoll.core.slo import Slo
@@ -106,20 +106,27 @@ def late_minute(
     ordered: int = 1,
     needed: int = 1,
     arrivals: float = 60.0 * RATE_PER_S,
+    waiting: tuple[float, float] | None = None,
+    last_per_s: float = RATE_PER_S,
 ) -> None:
     """Ticks of one minute, the end included, in which the gateways count so many late first tokens of 600.
 
-    One replica is ready. ordered: replicas from its second half on. arrivals: of the minute.
+    One replica is ready. ordered: replicas from its second half on. arrivals: of the minute. waiting: requests at the
+    engines, first and then, without gateways. last_per_s: rate of the last sample.
     """
     state = TierState(Role.SERVE, tier_spec=tier_spec)
     metrics = ServiceMetrics(
-        rate_per_s=RATE_PER_S,
+        rate_per_s=last_per_s,
         arrivals=arrivals,
+        is_measured_at_engines=waiting is not None,
         slo_counts=SloCounts(600.0, late, late, 0.0),
         ttft_histogram=BucketCounts((TARGET_S, 1.0), (600.0 - late, late, 0.0), 60.0),
     )
     sizings = {"serve": SizingResult(needed, needed, RATE_PER_S, 0.05, 1.0, Constraint.TTFT, 0.97, 0.6)}
     for second in range(seconds):
+        if waiting is not None:
+            queue = LaggingSignals(waiting=waiting[0] if second == 0 else waiting[1])
+            metrics = replace(metrics, tiers={Role.SERVE: TierMetrics(lagging=queue)})
         snapshot = ServiceSnapshot(metrics, {"serve": TierSnapshot(1 if second < 30 else ordered, 1)})
         feedback.update(snapshot, spec, {"serve": state}, tier_spec.workload, sizings, start_s + second)
 
@@ -151,6 +158,25 @@ def test_minute_counts_while_only_a_standby_replica_starts(
 ) -> None:
     feedback = TtftFeedback()
     late_minute(tier_spec, feedback, spec_with(), 0.0, 60.0, ordered=ordered, needed=needed)
+    assert (feedback.offset_s > 0.3 * TARGET_S) == counts
+
+
+@pytest.mark.parametrize(
+    ("waiting", "counts"), [((9.0, 9.0), False), ((0.0, 9.0), True), ((9.0, 0.0), True)], ids=["old", "new", "gone"]
+)
+def test_queue_from_before_is_not_taken_for_a_slow_host(
+    tier_spec: TierSpec, waiting: tuple[float, float], counts: bool
+) -> None:
+    """Without a gateway nothing is rejected while replicas start: what waited then is late afterwards."""
+    feedback = TtftFeedback()
+    late_minute(tier_spec, feedback, spec_with(), 0.0, 60.0, seconds=62, waiting=waiting)
+    assert (feedback.offset_s > 0.3 * TARGET_S) == counts
+
+
+@pytest.mark.parametrize(("last_per_s", "counts"), [(2.1 * RATE_PER_S, False), (1.9 * RATE_PER_S, True)])
+def test_minute_in_which_the_load_jumped_shows_no_offset(tier_spec: TierSpec, last_per_s: float, counts: bool) -> None:
+    feedback = TtftFeedback()
+    late_minute(tier_spec, feedback, spec_with(), 0.0, 60.0, waiting=(0.0, 9.0), last_per_s=last_per_s)
     assert (feedback.offset_s > 0.3 * TARGET_S) == counts
 
 

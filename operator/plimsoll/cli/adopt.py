@@ -191,6 +191,10 @@ def manifest_of(fleet: Fleet) -> str:
         f"minReplicas and maxReplicas: a guess; it has {_count(replicas, 'replica')} now",
         f"slo: a guess ({_TTFT} to the first token, {_TPOT} for each further one); set what your users need",
     ]
+    notes.append(
+        "port: not set, so Plimsoll routes nothing. To admit and route their requests, set targets.serve.port to the"
+        f" port of their OpenAI API (vLLM's is that of its metrics, {port}), and model.name to a name that they serve"
+    )
     notes.extend(filter(None, [_writer_note(fleet.owner)]))
     notes.append(
         "mode is Recommend: nothing is written. Set scaling.mode to Auto once the recommendations convince you"

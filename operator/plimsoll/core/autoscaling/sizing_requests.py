@@ -75,12 +75,27 @@ def backlog_gpu_s(tiers: Mapping[str, TierState], name: str, metrics: ServiceMet
 
 
 def retry_gpu_s(tiers: Mapping[str, TierState], name: str, metrics: ServiceMetrics) -> float:
-    """Return the work of reserved retries for a tier, GPU-seconds."""
+    """Return the work for a tier that arrived before and is not being served, GPU-seconds.
+
+    That is the reserved retries; at engines without a gateway, which rejects nothing, the requests that wait there.
+    """
+    if metrics.is_measured_at_engines:
+        return waiting_at_engines(metrics, tiers[name].role) * _request_gpu_s(tiers[name])
     return (
         0.0
         if isinstance(metrics.reserved_work_s, Unavailable)
         else metrics.reserved_work_s * _relative_work(tiers, name)
     )
+
+
+def waiting_at_engines(metrics: ServiceMetrics, role: Role) -> float:
+    """Return the requests that wait at the engines of a tier; 0 while that is not known."""
+    tier = metrics.tiers.get(role)
+    return 0.0 if tier is None or isinstance(tier.lagging.waiting, Unavailable) else tier.lagging.waiting
+
+
+def _request_gpu_s(tier: TierState) -> float:
+    return 0.0 if isinstance(tier.capacity, Unavailable) else tier.capacity.request_gpu_s
 
 
 def _relative_work(tiers: Mapping[str, TierState], name: str) -> float:
