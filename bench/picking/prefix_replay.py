@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,18 +43,20 @@ class PrefixRequest:
     prompt: int
     output: int
     blocks: tuple[int, ...]
+    kind: str = ""
 
 
 @dataclass(frozen=True)
 class ReplayResult:
     """Result of a trace. hits: cached tokens over those of the ideal cache. p50_s, p95_s: TTFT. unfinished: rejected
-    requests.
+    requests. hits_by_kind: the same of each kind of request.
     """
 
     hits: float
     p50_s: float
     p95_s: float
     unfinished: int
+    hits_by_kind: Mapping[str, float]
 
 
 def load_trace(name: str, max_requests: int | None = None, speed: float = 1.0) -> list[PrefixRequest]:
@@ -79,6 +81,20 @@ def _hashes(runs: str, tokens: int) -> Iterator[int]:
         whole = min(parts, tokens // KV_BLOCK_TOKENS - index * parts)
         for part in range(whole):
             yield _mix(number * parts + part)
+
+
+def block_hashes(segments: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Hashes of the whole blocks of 128 tokens of a prompt made of segments: what each is, and its tokens.
+
+    A hash covers all tokens up to the end of its block.
+    """
+    hashes, state, filled = [], 0, 0
+    for key, tokens in segments:
+        state = _mix(state ^ _mix(key))
+        for block in range((filled + tokens) // KV_BLOCK_TOKENS):
+            hashes.append(_mix(state + block))
+        state, filled = _mix(state + filled + tokens), (filled + tokens) % KV_BLOCK_TOKENS
+    return tuple(hashes)
 
 
 def _mix(number: int) -> int:
@@ -161,5 +177,12 @@ def replay(
     ]
     run(GatewaySet(controllers), fleet, jobs, requests[-1].arrived_s + DRAIN_S)
     ttft_s = [job.first_s - job.arrived_s for job in jobs if job.first_s is not None]
-    hits = sum(job.cached_tokens for job in jobs) / sum(ideal_cached_tokens(requests))
-    return ReplayResult(hits, float(np.median(ttft_s)), float(np.quantile(ttft_s, 0.95)), len(jobs) - len(ttft_s))
+    taken: dict[str, list[int]] = {}
+    for request, job, ideal in zip(requests, jobs, ideal_cached_tokens(requests), strict=True):
+        taken.setdefault(request.kind, [0, 0])
+        taken[request.kind][0] += job.cached_tokens
+        taken[request.kind][1] += ideal
+    hits = sum(cached for cached, _ in taken.values()) / sum(ideal for _, ideal in taken.values())
+    by_kind = {kind: cached / ideal for kind, (cached, ideal) in taken.items() if ideal}
+    p50_s, p95_s = (float(np.quantile(ttft_s, q)) for q in (0.5, 0.95))
+    return ReplayResult(hits, p50_s, p95_s, len(jobs) - len(ttft_s), by_kind)

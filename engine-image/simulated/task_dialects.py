@@ -12,6 +12,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from plimsoll.engines import form_data
@@ -143,7 +144,8 @@ def _parse_audio(body: bytes, names: Names, context: int) -> GenerationRequest:
         "prompt": [list(_DECODER_PROMPT)] * clips,
         "max_tokens": WORDS_PER_CLIP,
     }
-    return protocol.parse_request(json.dumps(document).encode(), False, names, context)
+    request = protocol.parse_request(json.dumps(document).encode(), False, names, context)
+    return replace(request, stream=values.get("stream", b"").strip().lower() in (b"true", b"1"))
 
 
 def _complete_transcription(
@@ -151,6 +153,39 @@ def _complete_transcription(
 ) -> bytes:
     text = "".join(sequence.text(0, sequence.emitted_tokens) for sequence in sequences)
     return responses.to_json({"text": text, "usage": {"type": "duration", "seconds": CLIP_SECONDS * len(sequences)}})
+
+
+class _TranscriptStream:
+    """The events of one streamed text: words of one clip after another, as vLLM sends them."""
+
+    def __init__(
+        self, request: GenerationRequest, name: str, created: int, sequences: Sequences, kind: str = "transcription"
+    ) -> None:
+        self._head = {"id": name, "object": f"{kind}.chunk", "created": created, "model": request.model}
+        self._sequences = sequences
+        self._clip = self._place = 0
+
+    def new_events(self) -> bytes:
+        """Return the events since the last call."""
+        events = b""
+        while self._clip < len(self._sequences):
+            sequence = self._sequences[self._clip]
+            for place in range(self._place, sequence.emitted_tokens):
+                events += self._event({"delta": {"content": token_text.word(sequence.seed, place)}})
+            self._place = sequence.emitted_tokens
+            if sequence.outcome is None:
+                break
+            self._clip, self._place = self._clip + 1, 0
+        return events
+
+    def final_events(self) -> bytes:
+        """Return the events after the last token."""
+        return (
+            self._event({"delta": {"content": ""}, "finish_reason": "stop", "stop_reason": None}) + responses.DONE_EVENT
+        )
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        return responses.to_event({**self._head, "choices": [choice]})
 
 
 # Tokens, without the engine
@@ -185,7 +220,10 @@ GENERATION: Final[Mapping[str, Dialect]] = {
     COMPLETIONS_PATH: Dialect("cmpl", _of_protocol(False), responses.complete_response),
     CHAT_PATH: Dialect("chatcmpl", _of_protocol(True), responses.complete_response),
     **dialects.GENERATION,
-    **dict.fromkeys(AUDIO_PATHS, Dialect("trsc", _parse_audio, _complete_transcription)),
+    AUDIO_PATHS[0]: Dialect("trsc", _parse_audio, _complete_transcription, _TranscriptStream),
+    AUDIO_PATHS[1]: Dialect(
+        "trsl", _parse_audio, _complete_transcription, partial(_TranscriptStream, kind="translation")
+    ),
 }
 POOLING: Final[Mapping[str, Dialect]] = {
     "/v1/embeddings": Dialect("embd", _parse_embedding, _complete_embedding),

@@ -30,11 +30,15 @@ def warnings_for(
     default_args: tuple[str, ...] = (),
     runtime: str = "vllm",
     tiers: tuple[str, ...] = ("serve",),
+    classes: dict[str, dict[str, str] | None] | None = None,
     **tier: Any,
 ) -> tuple[str, ...]:
     shape = {role: {"pod": {"nodeSelector": H100}} | tier for role in tiers}
     engine = {"args": list(args), "runtime": runtime}
-    extra = {} if slo is None else {"slo": slo}
+    extra: dict[str, Any] = {} if slo is None else {"slo": slo}
+    if classes is not None:
+        own = [{"name": name} | ({} if targets is None else {"slo": targets}) for name, targets in classes.items()]
+        extra["admission"] = {"classes": own}
     raw = builders.service(model={"uri": uri}, tiers=shape, engine=engine, **extra)
     return hardware_limits(parse(raw), default_args)
 
@@ -64,6 +68,26 @@ def test_each_target_is_reported_with_its_tier(
     slo: dict[str, str] | None, tiers: tuple[str, ...], fields: list[str]
 ) -> None:
     assert [sentence.partition(":")[0] for sentence in warnings_for(slo=slo, tiers=tiers)] == fields
+
+
+@pytest.mark.parametrize(
+    ("slo", "classes", "fields"),
+    [
+        ({"tpot": "50ms"}, {"default": None, "fast": {"tpot": "2ms"}}, ["spec.admission.classes[fast].slo.tpot"]),
+        ({"tpot": "3ms"}, {"default": None, "fast": {"tpot": "2ms"}}, ["spec.admission.classes[fast].slo.tpot"]),
+        ({"tpot": "3ms"}, {"default": None, "slow": {"tpot": "90ms"}}, ["spec.slo.tpot"]),
+        ({"tpot": "3ms", "itl": "2ms"}, {"slow": {"tpot": "90ms"}}, ["spec.slo.itl"]),
+        (
+            {"tpot": "50ms"},
+            {"a": {"tpot": "3ms"}, "b": {"tpot": "2ms", "e2e": "1ms"}},
+            ["spec.admission.classes[b].slo.tpot", "spec.admission.classes[b].slo.e2e"],
+        ),
+    ],
+)
+def test_tightest_target_of_classes_is_reported(
+    slo: dict[str, str], classes: dict[str, dict[str, str] | None], fields: list[str]
+) -> None:
+    assert [sentence.partition(":")[0] for sentence in warnings_for(slo=slo, classes=classes)] == fields
 
 
 def test_more_gpus_meet_what_one_does_not() -> None:

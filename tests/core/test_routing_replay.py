@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.picking.prefix_replay import ReplayResult, ideal_cached_tokens, load_trace, replay
+from bench.picking.mixed_trace import SHARES, mixed_trace
+from bench.picking.prefix_replay import ReplayResult, block_hashes, ideal_cached_tokens, load_trace, replay
 
 ENGINES, KV_TOKENS = 6, 2_870_000
 REQUESTS = load_trace("synthetic", 900)
@@ -40,3 +41,23 @@ def test_routing_replay_keeps_p95_of_ttft(replays: dict[int, tuple[ReplayResult,
 def test_routing_replay_trace_shares_prefixes() -> None:
     assert sum(ideal_cached_tokens(REQUESTS)) > 0.15 * sum(requests.prompt for requests in REQUESTS)
     assert len(REQUESTS[0].blocks) == REQUESTS[0].prompt // 128
+
+
+def test_routing_hits_tools_examples_and_conversations() -> None:
+    requests = mixed_trace(20.0, 6.0)
+    least, ours = (replay(requests, 3, 400_000, prefix_aware=aware) for aware in (False, True))
+    assert ours.hits_by_kind.keys() == SHARES.keys()
+    assert min(ours.hits_by_kind.values()) >= 0.9, ours
+    assert least.hits < ours.hits
+    assert ours.p95_s <= least.p95_s
+    assert ours.unfinished == least.unfinished == 0
+
+
+def test_mixed_trace_repeats_the_beginning_of_each_prompt() -> None:
+    """A block is shared if and only if all before it is the same."""
+    turn = block_hashes([(1, 300), (2, 500)])
+    assert (len(turn), len(set(turn))) == (6, 6)
+    assert block_hashes([(1, 300), (2, 500), (3, 700)])[:6] == turn
+    assert block_hashes([(1, 300), (4, 500)])[:2] == turn[:2]
+    assert not set(block_hashes([(1, 300), (4, 500)])[2:]) & set(turn)
+    assert not set(block_hashes([(5, 300), (2, 500)])) & set(turn)

@@ -13,6 +13,7 @@ from plimsoll.core.types import MediaKind
 from plimsoll.gateway.api_routes import ROUTES, BodyForm
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.media_parts import DEFAULT_TOKENS, image_tokens
+from plimsoll.gateway.picture_tokens import PictureFamily
 from plimsoll.gateway.prefix_hash import block_hashes
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from tests.gateway.test_media_parts import png, webp
@@ -147,6 +148,45 @@ def test_anthropic_image_behind_url_counts_default() -> None:
     content = [{"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}] * 2
     found = read(MESSAGES, messages=[{"role": "user", "content": content}])
     assert found.media_tokens == {MediaKind.IMAGE: 2 * DEFAULT_TOKENS[MediaKind.IMAGE]}
+
+
+WORDS = "one, two and three. " * 2000
+
+
+@pytest.mark.parametrize("words", [WORDS, "x" * 30_000 + WORDS, "\u4e16\u754c" * 5000, "a\u4e16" * 9000])
+@pytest.mark.parametrize("escapes", [True, False])
+def test_text_with_the_key_of_sound_is_text(words: str, escapes: bool) -> None:
+    """Arguments of a tool's call, and a document of text."""
+    call = {"type": "tool_use", "id": "1", "name": "save", "input": {"data": words}}
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": words}}
+    for part in (call, document):
+        body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
+        found = parse_body(json.dumps(body, ensure_ascii=escapes).encode(), ROUTES[MESSAGES])
+        assert isinstance(found, ParsedRequest)
+        assert found.media_tokens == {}
+        assert found.prompt.tokens == pytest.approx(len(words.encode()) / 4, abs=60)
+
+
+def test_sound_with_escaped_signs_stays_sound() -> None:
+    """As .NET and Java's Gson write it."""
+    data = base64.b64encode(b"ID3\4\0\0" + b"\xfb\xef\xbe" * 20_000 + b"a").decode()
+    assert "+" in data
+    assert data.endswith("=")
+    part = {"type": "input_audio", "input_audio": {"data": data, "format": "mp3"}}
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [part]}]})
+    for text in (body, body.replace("+", "\\u002B").replace("=", "\\u003d")):
+        found = parse_body(text.encode())
+        assert isinstance(found, ParsedRequest)
+        assert found.media_tokens.keys() == {MediaKind.AUDIO}
+
+
+def test_embedded_picture_has_tokens_of_its_family() -> None:
+    url = f"data:image/png;base64,{base64.b64encode(png(560, 280)).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    found = read(EMBEDDINGS, messages=[{"role": "user", "content": [part]}])
+    assert found.for_family(PictureFamily.GEMMA).media_tokens == {MediaKind.IMAGE: 256}
+    several = read(EMBEDDINGS, input=["a", "b"])
+    assert several.for_family(PictureFamily.GEMMA) is several
 
 
 def test_sound_without_media_type_stays_sound() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -55,15 +56,20 @@ async def served(shared: GatewayStack, tmp_path_factory: pytest.TempPathFactory)
 
 
 async def run(script: str, package: str, *argv: str) -> dict[str, Any]:
-    """What a client found."""
+    """What a client in Python found."""
     sdks.require_package(package)
+    return await run_program(sys.executable, str(CLIENTS / script), *argv)
+
+
+async def run_program(*argv: str) -> dict[str, Any]:
+    """What a client found, the last line that it prints."""
+    local = {"NO_PROXY": "*", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(CLIENTS / script), *argv, env={**os.environ, "NO_PROXY": "*"},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        *argv, env={**os.environ, **local}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
     out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
-    found: dict[str, Any] = json.loads(out)
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 
 
@@ -86,6 +92,28 @@ async def test_anthropic_sdk_streams_counts_and_raises_its_errors(served: Gatewa
     assert found["wrong_task"] == ["NotFoundError", 404, "not_found_error"]
 
 
+async def test_openai_sdk_features_of_chats_and_sound(served: GatewayStack) -> None:
+    found = await run("openai_features.py", "openai", served.url, CHAT, SPEECH)
+    assert found.pop("choices") == [3, 15, 15]
+    kinds = ("pictures", "tools", "results", "schema", "reasoning", "logprobs", "developer", "metadata")
+    assert [found[kind] for kind in kinds] == [[1, 5, 5]] * len(kinds)
+    assert found["sound"] == found["streamed"] == found["translated"] != ""
+    assert found["kinds"] == ["transcription.chunk"]
+    assert found["model"] == [CHAT, f"team/{CHAT}"]
+    assert found["sound of chat"] == [404, "route_not_served"]
+    assert found["no model"] == [404, "model_not_found"]
+    assert (found["too many"], found["too large"]) == ([400, "request_too_large"], [413, "body_too_large"])
+    assert found["too long"][0] == 400
+    assert found["no route"] == [[404, "unknown_path"]] * 2
+
+
+async def test_anthropic_sdk_features_of_messages(served: GatewayStack) -> None:
+    found = await run("anthropic_features.py", "anthropic", served.url, CHAT)
+    assert (found.pop("beta"), sorted(found.pop("models"))) == (5, sorted(TASKS))
+    assert sorted(found) == ["cached", "others", "pictures", "results", "thinking", "tools"]
+    assert list(found.values()) == [[5, 5]] * len(found)
+
+
 async def test_openai_sdk_responses_and_embeddings(served: GatewayStack) -> None:
     found = await run("openai_apis.py", "openai", served.url, CHAT, VECTORS)
     assert found["same"]
@@ -97,6 +125,31 @@ async def test_openai_sdk_responses_and_embeddings(served: GatewayStack) -> None
     assert found["background"] == [400, "unsupported_field", "background"]
     assert found["retrieve"] == found["delete"] == [404, "response_not_stored", None]
     assert found["wrong_task"] == found["chat_of_embedder"] == [404, "route_not_served", None]
+
+
+async def test_langchain_and_litellm_use_each_api(served: GatewayStack) -> None:
+    sdks.require_package("litellm")
+    found = await run("langchain_and_litellm.py", "langchain_openai", served.url, CHAT, VECTORS, SPEECH)
+    langchain, litellm = found["langchain"], found["litellm"]
+    assert langchain == {"same": True, "tokens": 5, "tools": 5, "vectors": [2, 8], "unknown": "NotFoundError"}
+    assert litellm["chat"] == [True, 5]
+    assert litellm["vectors"] == 2
+    assert litellm["ranked"] == [0, 1, 2]
+    assert litellm["sound"]
+    assert (litellm["response"], litellm["message"]) == (16, 5)
+    assert litellm["unknown"] == "NotFoundError"
+
+
+async def test_node_sdk_uses_each_api(served: GatewayStack) -> None:
+    script = shutil.copy2(CLIENTS / "openai_node_apis.mjs", sdks.node_folder())  # Node looks for packages beside it
+    found = await run_program("node", str(script), served.url, CHAT, VECTORS, SPEECH)
+    assert found["same"], "the stream and the whole response differ"
+    assert found["choices"] == 2
+    assert (found["response"], found["deltas"], found["vectors"]) == (16, True, [2, 8])
+    assert found["sound"] == found["translated"] == found["streamed"] != ""
+    assert (found["models"], found["model"]) == (sorted(TASKS), f"team/{CHAT}")
+    assert found["unknown"] == [404, "model_not_found"]
+    assert found["stored"] == [404, "response_not_stored"]
 
 
 async def test_cohere_sdk_reranks(served: GatewayStack) -> None:

@@ -92,6 +92,17 @@ def test_template_without_tuning_has_no_trace_of_it(changes: Object) -> None:
     assert stored_arguments(made) == ()
 
 
+def test_chunk_follows_tightest_targets_of_classes() -> None:
+    loose, strict = {"ttft": "2s", "tpot": "100ms"}, {"ttft": "1s", "tpot": "12ms"}
+
+    def chunk(own: Object, of_class: Object | None) -> list[str]:
+        classes = {} if of_class is None else {"admission": {"classes": [{"name": "fast", "slo": of_class}]}}
+        return default_args(template(spec(slo={**own, "itl": "300ms"}, **classes)))
+
+    assert chunk(loose, strict) == chunk(strict, None) != chunk(loose, None)
+    assert chunk(strict, loose) == chunk(loose, None), "no request has the targets of spec.slo"
+
+
 def test_chart_argument_keeps_its_value() -> None:
     made = template(spec(), "--max-num-batched-tokens", "4096")
     assert default_args(made) == ["--max-num-batched-tokens", "4096"]

@@ -18,7 +18,7 @@ from plimsoll.cli import goodput_chart, output_files, plan_manifest, plan_output
 from plimsoll.cli.output import Screen
 from plimsoll.core import units
 from plimsoll.core.engine_model import roofline
-from plimsoll.core.engine_model.roofline import ACCELERATORS, Accelerator, ModelShape
+from plimsoll.core.engine_model.roofline import ACCELERATORS, Accelerator, LoraSlots, ModelShape
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.planning import known_models, workloads
 from plimsoll.core.planning.fleet_plan import FleetPlan, PlanFailure, PlanRequest, make_plan
@@ -103,7 +103,7 @@ def _measured_profile(arguments: argparse.Namespace) -> HardwareProfile | None:
     """Return the profile that replaces model and GPU, None without."""
     if arguments.hardware is None:
         return None
-    for option in ("model", "gpu", "weights", "kv_cache"):
+    for option in ("model", "gpu", "weights", "kv_cache", "max_loras"):
         if getattr(arguments, option) is not None:
             flag = f"--{option.replace('_', '-')}"
             raise BadInput(f"{flag} and --hardware are mutually exclusive: a profile replaces model and GPU")
@@ -247,7 +247,8 @@ def _replica_options(
             raise BadInput(f"--{option} is required, or --hardware instead of --model and --gpu")
     gpu = _accelerator(arguments.gpu)
     arguments.gpu = gpu.name
-    return _roofline_machines(_shape(arguments), gpu, gpus_per_replica, arguments.model), math.inf
+    lora = plan_manifest.lora_slots(arguments)
+    return _roofline_machines(_shape(arguments), gpu, gpus_per_replica, arguments.model, lora), math.inf
 
 
 def _check_steps(name: str, hardware_profile: profile.HardwareProfile) -> None:
@@ -294,25 +295,28 @@ def _shape(arguments: argparse.Namespace) -> ModelShape:
 
 
 def _roofline_machines(
-    shape: ModelShape, gpu: Accelerator, gpus_per_replica: int | None, name: str
+    shape: ModelShape, gpu: Accelerator, gpus_per_replica: int | None, name: str, lora: LoraSlots | None
 ) -> list[list[Machine]]:
     """Return roofline machines for each tensor-parallel size that the model allows, at each token budget."""
     if gpus_per_replica is not None and shape.heads % gpus_per_replica:
         raise BadInput(
             f"--gpus-per-replica: {gpus_per_replica} does not divide the {shape.heads} attention heads of {name}"
         )
+    if lora is not None and shape.experts > 1:
+        raise BadInput(f"--max-loras: the memory of adapters of {name}, a mixture of experts, is not known; omit it")
     options = []
     for gpus in (gpus_per_replica,) if gpus_per_replica else (one for one in _GPU_COUNTS if shape.heads % one == 0):
-        machines = [
-            one for budget in TOKEN_BUDGETS if (one := machine_from_roofline(shape, gpu, gpus, budget)) is not None
-        ]
+        found = [machine_from_roofline(shape, gpu, gpus, budget, lora) for budget in TOKEN_BUDGETS]
+        machines = [one for one in found if one is not None]
         if machines:
             options.append(machines)
     if not options:
         weights_gib = shape.memory_bytes / 2**30
         placement = f"{gpus_per_replica} x {gpu.name}" if gpus_per_replica else f"{max(_GPU_COUNTS)} x {gpu.name}"
+        adapters = "" if lora is None else f", with {lora.loras} adapters of rank {lora.rank},"
         raise BadInput(
-            f"--gpu: the weights of {name}, {weights_gib:,.0f} GiB, leave no memory for the KV cache on {placement}"
+            f"--gpu: the weights of {name}, {weights_gib:,.0f} GiB{adapters or ','} leave no memory for the KV cache "
+            f"on {placement}"
         )
     return options
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
+from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_LORA_RANK, LoraRank
 from plimsoll.engines import vllm
 
 
@@ -82,6 +84,15 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     add_argument("--kv-cache", choices=("bf16", "fp8"), help="type of the KV cache (bf16)")
     add_argument(
         "--gpus-per-replica", type=int, metavar="N", help="GPUs of each replica (default: compare 1, 2, 4 and 8)"
+    )
+    add_argument(
+        "--max-loras", type=int, metavar="N", help="LoRA adapters in GPU memory, which they take from the KV cache"
+    )
+    add_argument(
+        "--max-lora-rank",
+        type=int,
+        choices=get_args(LoraRank),
+        help=f"highest rank of an adapter (default: {DEFAULT_MAX_LORA_RANK})",
     )
     add_argument("--ttft", metavar="T", help="TTFT target, such as 500ms")
     add_argument("--ttft-per-k-token", metavar="T", help="time added to the TTFT target per 1,000 prompt tokens")

@@ -207,7 +207,8 @@ def _embedding(fields: BodyFields) -> PromptSize:
     parts = split_media(text, PREFIX_BYTES)
     media = {kind: tokens // count for kind, tokens in parts.media_tokens.items()}
     tokens = parts.text_bytes // BYTES_PER_TOKEN // count + sum(media.values())
-    return PromptSize(Prompt(tokens, count), parts.prefix, media, field)
+    pictures = parts.pictures if count == 1 else Pictures()  # tokens of several are a mean
+    return PromptSize(Prompt(tokens, count), parts.prefix, media, field, pictures=pictures)
 
 
 def _scoring(fields: BodyFields) -> PromptSize:

@@ -46,6 +46,7 @@ _PART_KEYS: Final = {
     MediaKind.AUDIO: (b'"audio_url":', b'"input_audio":'),
     MediaKind.VIDEO: (b'"video_url":',),
 }
+_ESCAPED_WORDS: Final = re.compile(rb"\\u(?!00)")  # some clients escape signs of base64, which are in ASCII
 _HEAD_BYTES: Final = 64  # of base64; enough for the sizes in PNG, GIF and WebP
 _SLASH_BYTES: Final = 4096  # of base64, which have a slash
 _UNESCAPED_BYTES: Final = 32 * 1024  # of base64, read for the sizes after an EXIF segment
@@ -133,24 +134,34 @@ def _find_blobs(text: bytes) -> Iterator[_Blob]:
             return
         if end - position >= step:
             start = text.rfind(b'"', 0, position) + 1
-            kind = _media_kind(text, start)
+            kind = _media_kind(text, start, end)
             if kind is not None:
                 yield _Blob(kind, start, end)
             position = end
         position += step
 
 
-def _media_kind(text: bytes, start: int) -> MediaKind | None:
-    """Returns the kind of the string that begins at `start`, None if it is text."""
+def _media_kind(text: bytes, start: int, end: int) -> MediaKind | None:
+    """Returns the kind of the string `text[start:end]`, None if it is text."""
     key = _KEY.search(text[max(0, start - _KEY_BYTES) : start])
     if key is None:
         return None
     head = text[start : start + 16]
     if not head.startswith(b"data:"):
-        return _bare_kind(text, start) if key[1] == b"data" else None
+        return _bare_kind(text, start) if key[1] == b"data" and _may_be_base64(text, start, end) else None
     if head.startswith(b"data:audio"):
         return MediaKind.AUDIO
     return MediaKind.VIDEO if head.startswith(b"data:video") else MediaKind.IMAGE
+
+
+def _may_be_base64(text: bytes, start: int, end: int) -> bool:
+    """False for words of any script: arguments of a tool and text documents have the key `data` too.
+
+    All of the string is read, or a client could hide text behind a beginning without spaces.
+    """
+    if text.find(b" ", start, end) >= 0 or not text[start:end].isascii():
+        return False
+    return text.find(b"\\u", start, end) < 0 or not _ESCAPED_WORDS.search(text, start, end)
 
 
 def _bare_kind(text: bytes, start: int) -> MediaKind:

@@ -67,7 +67,7 @@ def tuned_arguments(
     return tune_engine(
         Role(role),
         EngineHardware(shape, gpu, tier.gpus),
-        None if service.spec.slo is None else service.spec.slo.to_core(),
+        service.tightest_slo,
         (*chart_args, *engine.args),
         graphs=engine.image is None and engine.version is None,
     )

@@ -22,6 +22,7 @@ from plimsoll.api.v1alpha1.model import (
 from plimsoll.core.routing.model_names import MAX_ADAPTERS
 from plimsoll.engines.desired_adapters import Adapter
 
+LoraRank = Literal[8, 16, 32, 64, 128, 256, 320, 512]
 DEFAULT_MAX_LORAS: Final = 8
 DEFAULT_MAX_LORA_RANK: Final = 16
 DEFAULT_MAX_CPU_LORAS: Final = MAX_ADAPTERS
@@ -43,7 +44,7 @@ class LoraSpec(ApiModel):
         description="Adapters that one batch may use, which is how many are in GPU memory (`--max-loras`). "
         f"Absent: {DEFAULT_MAX_LORAS}.",
     )
-    max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] | None = Field(
+    max_lora_rank: LoraRank | None = Field(
         default=None,
         json_schema_extra={"format": "int32"},
         description="Highest rank of an adapter (`--max-lora-rank`). GPU memory grows with it. "

@@ -225,10 +225,10 @@ class EngineSpec(ApiModel):
     )
     tuning: Literal["Auto", "Off"] | None = Field(
         default=None,
-        description="Auto: vLLM gets arguments that follow from spec.slo, the model and the GPU type, where these are "
-        "known; args and the chart's arguments override them. Off: it gets none. A change takes effect at once. "
-        "With Auto, measurements can roll out another chunk of the tier serve. Absent: Auto, from the next rollout, "
-        "without measurements.",
+        description="Auto: vLLM gets arguments that follow from the tightest targets of spec.slo and its classes, the "
+        "model and the GPU type, where these are known; args and the chart's arguments override them. Off: it gets "
+        "none. A change takes effect at once. With Auto, measurements can roll out another chunk of the tier serve. "
+        "Absent: Auto, from the next rollout, without measurements.",
     )
     speculative: SpeculativeSpec | None = Field(
         default=None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -45,6 +46,7 @@ from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy,
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import MAX_ADAPTERS
+from plimsoll.core.slo import Slo, tightest
 from plimsoll.engines.engine import Feature
 
 _ZERO_NEEDS_SLO = "without it a tier at zero replicas is neither woken nor sized"
@@ -314,6 +316,12 @@ class InferenceService(ApiModel):
     def classes(self) -> tuple[ClassPolicy, ...]:
         """Request classes, at least one; empty without an SLO."""
         return () if self.spec.slo is None else self._admission.class_policies(self.spec.slo)
+
+    @property
+    def tightest_slo(self) -> Slo | None:
+        """The tightest targets of all request classes, and the ITL target of the service; None without an SLO."""
+        slo = self.spec.slo
+        return None if slo is None else replace(tightest([one.slo for one in self.classes]), itl_s=slo.itl_seconds)
 
     @cached_property
     def tenants(self) -> Mapping[str, TenantPolicy]:

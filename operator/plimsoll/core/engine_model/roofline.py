@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from plimsoll.core.engine_model.step_time import StepModel
 
@@ -311,8 +311,34 @@ def physical_floor(shape: ModelShape, gpu: Accelerator, tensor: int = 1) -> Step
     )
 
 
+class LoraSlots(NamedTuple):
+    """Places of LoRA adapters in GPU memory: vLLM's max_loras, and its max_lora_rank."""
+
+    loras: int
+    rank: int
+
+
+def lora_bytes(shape: ModelShape, slots: LoraSlots, tensor: int = 1) -> float:
+    """Bytes that vLLM reserves for adapters on each of `tensor` GPUs, whether or not they are loaded.
+
+    For each matrix of a layer, two of the rank in 16 bits. Of the inputs of attention and feed-forward, tensor
+    parallelism splits the second one, of their outputs the first. Raises ValueError.
+    """
+    if shape.experts > 1:
+        raise ValueError("the memory of adapters of a mixture of experts is not known")
+    gpus = _validate_tensor_parallel(shape, tensor)
+    queries, keys = shape.heads * shape.head_size / gpus, math.ceil(shape.kv_heads / gpus) * shape.head_size
+    width = 7 * shape.hidden + 2 * queries + 2 * keys + 3 * shape.ffn_width / gpus
+    return 2.0 * slots.loras * slots.rank * shape.layers * width
+
+
 def kv_tokens(
-    shape: ModelShape, gpu: Accelerator, tensor: int = 1, utilisation: float = 0.92, token_budget: int = 8192
+    shape: ModelShape,
+    gpu: Accelerator,
+    tensor: int = 1,
+    utilisation: float = 0.92,
+    token_budget: int = 8192,
+    lora: LoraSlots | None = None,
 ) -> int | None:
     """Tokens of KV cache that fit next to the weights on `tensor` GPUs; None where the weights do not fit.
 
@@ -328,6 +354,7 @@ def kv_tokens(
     width = 3 * (shape.ffn_width * shape.experts_per_token + shape.shared_width)
     activations = 2.5 * token_budget * (width / gpus + 4 * shape.hidden)
     free = gpu.memory_bytes * utilisation - shape.memory_bytes / gpus - activations - 30 * _MIB * shape.layers
+    free -= 0.0 if lora is None else lora_bytes(shape, lora, gpus)
     tokens = int(free // _kv_bytes_read(shape, gpus))
     return tokens if tokens >= 1 else None
 

@@ -7,15 +7,15 @@ that read at the data sheet's bandwidth is missed by every request. Above it not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from plimsoll.core import units
 from plimsoll.core.engine_model.roofline import Accelerator, ModelShape, physical_floor
-from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 
 _GIB = 1024.0**3
-# Targets that a tier alone can miss. With ttft_per_1k_tokens_s, no TTFT target holds for prompts of all lengths.
+# Targets that a tier alone can miss, by their names in `Slo.targets`.
 _TARGETS_BY_ROLE = {
     Role.PREFILL: ("TTFT", "e2e"),
     Role.DECODE: ("TPOT", "e2e", "itl"),
@@ -23,13 +23,21 @@ _TARGETS_BY_ROLE = {
 }
 
 
+class LatencyTarget(NamedTuple):
+    """A target in seconds, and the field of the spec that sets it."""
+
+    seconds: float
+    field: str
+
+
 def impossibilities(
-    role: Role, model: str, shape: ModelShape, gpu: Accelerator, gpus: int, slo: Slo | None
+    role: Role, model: str, shape: ModelShape, gpu: Accelerator, gpus: int, targets: Mapping[str, LatencyTarget]
 ) -> Iterator[str]:
     """Yield one sentence for each thing that no engine of a tier can do on `gpus` GPUs.
 
-    model: the name for the sentences. The bounds hold for engines that generate one token a step and do not narrow the
-    weights. Nothing is yielded for a number of GPUs that does not divide the attention heads.
+    model: the name for the sentences. targets: for prompts of any length, by their names in `Slo.targets`. The bounds
+    hold for engines that generate one token a step and do not narrow the weights. Nothing is yielded for a number of
+    GPUs that does not divide the attention heads.
     """
     count = f"{gpus} GPU of type {gpu.name}" if gpus == 1 else f"{gpus} GPUs of type {gpu.name}"
     if shape.memory_bytes > gpus * gpu.memory_bytes:
@@ -38,16 +46,14 @@ def impossibilities(
             f"spec.tiers.{role.value}.gpus: the weights of {model} have {weights:.0f} GiB, and {count} {memory:.0f} GiB"
         )
         return
-    if slo is None or shape.heads % gpus:
+    if shape.heads % gpus:
         return
     floor = physical_floor(shape, gpu, gpus)
     step_s = floor.base_s + floor.sequence_s
-    for name, target_s in slo.targets:
-        if name == "TTFT" and slo.ttft_per_1k_tokens_s > 0:
-            continue
-        if name in _TARGETS_BY_ROLE[role] and target_s is not None and target_s < step_s:
-            target, step = units.format_seconds(target_s), units.format_seconds(step_s, 2)
+    for name in _TARGETS_BY_ROLE[role]:
+        if name in targets and targets[name].seconds < step_s:
+            target, step = units.format_seconds(targets[name].seconds), units.format_seconds(step_s, 2)
             yield (
-                f"spec.slo.{name.lower()}: tier {role.value} cannot meet {target}, because reading the weights of"
+                f"{targets[name].field}: tier {role.value} cannot meet {target}, because reading the weights of"
                 f" {model} takes {count} at least {step} (data sheet)"
             )

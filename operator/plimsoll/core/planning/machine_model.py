@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from plimsoll.core.capacity.kv_capacity import kv_sequences
-from plimsoll.core.engine_model.roofline import Accelerator, ModelShape, kv_tokens, prior
+from plimsoll.core.engine_model.roofline import Accelerator, LoraSlots, ModelShape, kv_tokens, prior
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel, serve_tier
 from plimsoll.core.workload import Workload
 from plimsoll.engines import vllm
@@ -111,12 +111,15 @@ class Machine:
         return StepModel(**{name: max(value, lower_bounds[name]) for name, value in interpolated.items()})
 
 
-def machine_from_roofline(shape: ModelShape, gpu: Accelerator, gpus: int, token_budget: int) -> Machine | None:
+def machine_from_roofline(
+    shape: ModelShape, gpu: Accelerator, gpus: int, token_budget: int, lora: LoraSlots | None = None
+) -> Machine | None:
     """A replica on `gpus` GPUs by the roofline, before any measurement; None where its weights leave no cache.
 
-    gpus must divide the attention heads; raises ValueError.
+    lora: adapters take memory from the cache; their time is not modelled. gpus must divide the attention heads; raises
+    ValueError.
     """
-    tokens = kv_tokens(shape, gpu, gpus, token_budget=token_budget)
+    tokens = kv_tokens(shape, gpu, gpus, token_budget=token_budget, lora=lora)
     if tokens is None:
         return None
     model = prior(shape, gpu, gpus)

@@ -157,7 +157,7 @@ def local_reply_config(max_body_bytes: int) -> Json:
         (_flag_filter("UAEX"), 503, UNAUTHENTICATED),
         (_both(_status_filter("EQ", 400), _request(":authority", {"contains": ","})), 400, TWO_HOSTS),
         (_both(_status_filter("EQ", 403), _request(":method", {"exact": "OPTIONS"})), 403, PREFLIGHT),
-        (_both(_status_filter("EQ", 404), _request(":path", {"prefix": f"{RESPONSES_PATH}/"})), 404, NOT_STORED),
+        (_both(_status_filter("EQ", 404), _request(":path", {"prefix": f"{RESPONSES_PATH}/resp_"})), 404, NOT_STORED),
         (_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
         (_both(_status_filter("GE", 500), _request(":path", {"prefix": MODELS_PATH})), 503, NO_MODEL_LIST),
         (_flag_filter("NC"), 503, UNKNOWN_CLUSTER),
