@@ -14,7 +14,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from plimsoll.core.admission.adapter_slots import AdapterSlots
 from plimsoll.core.admission.admission_driver import usable_replicas
@@ -33,6 +33,8 @@ from plimsoll.gateway.service_admission import ForwardedRequest, ServiceAdmissio
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 
 log = logging.getLogger(__name__)
+
+MAX_RELEASED: Final = 16  # requests of one queue in one turn of the event loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -114,11 +116,11 @@ class AdmissionManager:
             self._isolate_errors(admission.key, admission.discard_reservation, ctx, now)
 
     def release(self, key: str, now: float) -> list[tuple[RequestContext, AdmissionDecision]]:
-        """Returns the requests that leave the queue of this service, with their decisions."""
+        """Returns the next requests that leave the queue of this service, with their decisions."""
         admission = self.services.get(key)
         if admission is None or not admission.queued:
             return []
-        return self._isolate_errors(key, admission.release, now) or []
+        return self._isolate_errors(key, admission.release, now, MAX_RELEASED) or []
 
     def take_orphaned(self) -> list[RequestContext]:
         """Returns the requests that were queued at a removed `ServiceAdmission`. Submit each again."""
