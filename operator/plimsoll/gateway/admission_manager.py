@@ -21,9 +21,10 @@ from plimsoll.core.admission.admission_driver import usable_replicas
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.prefix_tokens import PrefixTokens
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionRequest
-from plimsoll.core.admission.token_bucket import Spent
+from plimsoll.core.admission.token_bucket import Spent, per_second
 from plimsoll.core.admission.token_estimator import TokenEstimator
 from plimsoll.core.types import Role
+from plimsoll.core.units import MINUTE_S
 from plimsoll.gateway.adapters import not_loaded_at
 from plimsoll.gateway.admission_policy import AdmissionPolicy
 from plimsoll.gateway.envoy.access_log import AccessRecord
@@ -224,6 +225,14 @@ class AdmissionManager:
         policy = None if admission is None else admission.policy.tenants.get(tenant)
         if admission is not None and policy is not None:
             self._isolate_errors(key, admission.controller.quotas.spend, tenant, policy, spent, now)
+
+    def quota_rates(self, key: str, tenant: str) -> tuple[float, float]:
+        """Returns the requests and the tokens per second of a tenant's quota, 0 if it is unknown here."""
+        admission = self.services.get(key)
+        policy = None if admission is None else admission.policy.tenants.get(tenant)
+        if policy is None:
+            return 0.0, 0.0
+        return per_second(policy.requests_per_s), per_second(policy.tokens_per_min, MINUTE_S)
 
     def kv_tokens(self, key: str) -> int | None:
         """Returns how many tokens an engine of the service holds at once, None if that is unknown."""
