@@ -157,16 +157,14 @@ class AdmissionController:
         is_waking = not self.pool.replicas and now - self._served_s > _ABSENCE_S
         ready_at_s = self._announcement.ready_at_s if is_waking else None
         before_s = now if ready_at_s is None else max(now, math.nextafter(ready_at_s, -math.inf))
-        decisions = [
-            self._expire(one, now) for _, one in zip(range(limit), self._queue.pop_expired(before_s), strict=False)
-        ]
+        expired = zip(range(limit), self._queue.pop_expired(before_s), strict=False)
+        decisions = [self._expire(one, now) for _, one in expired]
         self._retry_at_s = math.inf
         self._queue.unpark(self.pool.adapters.is_open, now)
         while self.pool.replicas and len(decisions) < limit and (queued := self._queue.peek()) is not None:
             placement = self._find_placement(queued, now)
             if placement.replica is None and queued.lane is Lane.LATE and not placement.needs_place:
-                queued = self._queue.peek(include_late=False)  # a late request does not block others
-                if queued is None:
+                if (queued := self._queue.peek(include_late=False)) is None:  # a late request does not block others
                     break
                 placement = self._find_placement(queued, now)
             if placement.replica is not None:
