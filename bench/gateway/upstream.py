@@ -14,6 +14,7 @@ from typing import Final, cast
 import uvloop
 
 from plimsoll.gateway.http1 import CHUNKED_END, HttpParser, HttpRequest, chunk, chunked_head, response
+from plimsoll.gateway.request_body import whole
 
 JSON_HEADERS: Final = (("content-type", "application/json"),)
 ANSWER: Final = response(200, JSON_HEADERS, b'{"choices":[{"message":{"content":"hello"}}]}')
@@ -33,7 +34,7 @@ class Upstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._parser.feed(data)
         while (request := self._parser.next()) is not None:
-            if request.method == b"POST" and _STREAM.search(request.body):
+            if request.method == b"POST" and _STREAM.search(whole(request.body)):
                 self._transport.write(_STREAM_HEAD)
                 self._send_chunks(CHUNKS)
             else:

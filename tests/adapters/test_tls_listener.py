@@ -16,6 +16,7 @@ from plimsoll.adapters.connection_guard import ConnectionGuard, CutReason
 from plimsoll.adapters.internal_tls import IdentityWatch, has_name, listener_context
 from plimsoll.adapters.tls_listener import TlsListener
 from plimsoll.gateway.http1 import HttpRequest, response
+from plimsoll.gateway.loop_turns import LoopTurns
 from plimsoll.gateway.server import HttpProtocol
 from tests.certificates import Authority, SecretVolume
 
@@ -41,7 +42,11 @@ class Server:
         self.watch.take(self.watch.read())
         self.guard = ConnectionGuard(
             lambda: HttpProtocol(
-                answer_with(b""), 0, None, lambda certificate: answer_with(b"%d" % has_name(certificate, NAME))
+                answer_with(b""),
+                0,
+                None,
+                LoopTurns(),
+                lambda certificate: answer_with(b"%d" % has_name(certificate, NAME)),
             ),
             self.cuts.append,
             max_connections=MAX_CONNECTIONS,

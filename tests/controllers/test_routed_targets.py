@@ -167,6 +167,37 @@ async def test_watches_of_gateways_are_bounded(ports: int, reason: str) -> None:
     assert selector(fleet) == (None if reason else "app=llm")
 
 
+async def test_namespaces_share_the_watches_of_gateways() -> None:
+    fleet = AdoptedFleet(**PORT)
+    fleet.selected["app=other"] = 0
+
+    def add(number: int) -> None:
+        name = f"older-{number}"
+        fleet.deployments.add(name)
+        ref = {"spec.targets.serve.scaleTargetRef.name": name, "spec.targets.serve.podSelector": "app=other"}
+        meta = {"metadata.namespace": "crowd"}
+        fleet.cache.put(
+            service_object(name, f"2025-01-01T00:{number // 60:02}:{number % 60:02}Z", **PORT, **ref, **meta)
+        )
+
+    def watched() -> list[int]:
+        states = [fleet.targets.states(("crowd", f"older-{n}"))["serve"] for n in range(MAX_ROUTED_TARGETS)]
+        return [number for number, state in enumerate(states) if state.selector is not None]
+
+    for number in range(MAX_ROUTED_TARGETS):
+        add(number)
+    await fleet.targets.poll()
+    assert watched() == list(range(MAX_ROUTED_TARGETS - 1)), "the youngest makes room for the other namespace"
+    await fleet.reconciler.reconcile(KEY)
+    assert selector(fleet) == "app=llm"
+    problem = fleet.targets.states(("crowd", f"older-{MAX_ROUTED_TARGETS - 1}"))["serve"].problem
+    assert problem is not None
+    assert problem.message == (
+        "gateways watch the pods of at most 100 targets with a port, and the share of namespace crowd is 99:"
+        " remove port from this target or from another one of the namespace"
+    )
+
+
 async def test_targets_that_are_taken_take_no_place_of_a_watch() -> None:
     """Services that all name one target would else keep every other service from the gateways, with no watch at all."""
     fleet = AdoptedFleet(**PORT)

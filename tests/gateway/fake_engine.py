@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from plimsoll.gateway.http1 import HttpParser, HttpRequest, response
+from plimsoll.gateway.request_body import whole
 
 CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -85,6 +86,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._parser.feed(data)
         if (request := self._parser.next()) is not None:
+            request.body = whole(request.body)
             self._engine.received.append(request)
             self._task = asyncio.ensure_future(self._answer(request, self._engine.behaviour))
 
@@ -107,7 +109,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
             return
         headers = (("content-type", "application/json"), ("x-engine", self._engine.address))
-        if b'"stream":true' in request.body.replace(b" ", b"") and how.status == 200:
+        if b'"stream":true' in whole(request.body).replace(b" ", b"") and how.status == 200:
             await self._stream(how)
         else:
             body = json.dumps({"model": "m", "choices": [{"index": 0, "message": {"content": how.text}}]}).encode()

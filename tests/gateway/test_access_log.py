@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,22 @@ def test_parse_line_is_one_record() -> None:
         1500,
         0,
     )
+
+
+async def test_many_lines_are_read_over_several_turns_of_the_loop(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    taken: list[AccessRecord] = []
+    log = AccessLogReader(tmp_path / "fifo", taken.append)
+    log.open()
+    try:
+        os.write(log._fd, 200 * LINE)
+        seen = []
+        while len(taken) < 200:
+            seen.append(len(taken))
+            await asyncio.sleep(0)
+    finally:
+        log.close()
+    assert len({count for count in seen if count}) > 3
 
 
 @given(st.lists(st.integers(1, 300), max_size=12))

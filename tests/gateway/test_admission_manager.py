@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.core.engine_model.step_time import KvTransfer
+from plimsoll.gateway.admission_manager import MAX_RELEASED
 from tests.gateway.kube_objects import pod, service
 from tests.gateway.picker_harness import (
     GATEWAY,
@@ -128,6 +129,34 @@ async def test_scale_from_zero_queues_and_releases_by_capacity() -> None:
     world.set_objects(service_with_slo(), pods=engine_names(2))
     assert [future.done() for future in queued] == [True, True, True, True, False]
     assert world.running_by_engine() == {"10.0.0.1:8000": 2, "10.0.0.2:8000": 2}
+
+
+async def test_many_queued_requests_are_released_over_several_turns() -> None:
+    """Each takes the event loop a part of a millisecond."""
+    world = PickerHarness(service_with_slo(ready_at_s=10.0, batch=100))
+    queued = [world.send_queued() for _ in range(2 * MAX_RELEASED + 5)]
+
+    def released() -> list[bool]:
+        return [future.done() for future in queued]
+
+    world.set_objects(service_with_slo(batch=100), pods=engine_names(1))
+    assert released() == [True] * MAX_RELEASED + [False] * (MAX_RELEASED + 5)
+    assert world.clock.armed[0] == world.clock.now_s, "the next turn comes at once"
+    assert isinstance(world.send(), asyncio.Future), "nobody overtakes"
+    world.clock.advance_to(world.clock.now_s)
+    assert released() == [True] * len(queued)
+    assert {picked_engine(future) for future in queued} == {"10.0.0.1:8000"}
+
+
+async def test_many_expired_requests_are_released_over_several_turns() -> None:
+    classes = [{"name": "default", "maxQueueTime": "5s"}]
+    world = PickerHarness(service_with_slo(admission={"classes": classes}))
+    queued = [world.send_queued() for _ in range(2 * MAX_RELEASED)]
+    world.clock.now_s = 6.0
+    world.picker.release(("team/chat",), 6.0)
+    assert sum(future.done() for future in queued) == MAX_RELEASED
+    world.clock.advance_to(6.0)
+    assert {rejection_of(future).status for future in queued} == {503}
 
 
 async def test_last_engine_lost_on_update_queues_requests() -> None:

@@ -8,6 +8,7 @@ from plimsoll.core.ports import NO_DEMAND_REASONS
 from plimsoll.core.types import MediaKind
 from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.errors import RejectionReason
+from plimsoll.gateway.recent_counter import MAX_NAMES
 from plimsoll.gateway.signals_document import update_metrics
 from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import LIMITS, pod
@@ -215,3 +216,23 @@ async def test_demand_counts_by_class_of_the_service() -> None:
     assert isinstance(rejected, bytes)
     world.complete(rejected, status=400)
     assert world.service()["requests"]["arrived_by_class"] == {"chat": 2, "default": 1}
+
+
+async def test_classes_of_former_specs_are_forgotten() -> None:
+    world = PickerHarness()
+    for number in range(MAX_NAMES):
+        name, slo = f"class-{number}", {"ttft": "1s", "tpot": f"{50 + number}ms"}
+        classes = {"classes": [{"name": "kept"}, {"name": name, "slo": slo}]}
+        made = service_with_slo(admission=classes, classes=("kept", name), batch=500)
+        world.set_objects(made, pods=engine_names(1))
+        for one in ("kept", name):
+            reply = world.send(headers={"x-gateway-inference-objective": one})
+            assert isinstance(reply, bytes)
+            world.complete(reply, ttft_us=1000, duration_us=2000)
+    counts = world.service()["requests"]["arrived_by_class"]
+    assert len(counts) == MAX_NAMES
+    assert (counts["kept"], counts[f"class-{MAX_NAMES - 1}"]) == (MAX_NAMES, 1), "those of the present spec are exact"
+    assert "class-0" not in counts
+    targets = world.service()["slo"]["tpot"]["targets_s"]
+    assert len(targets) == MAX_NAMES
+    assert 0.05 in targets, "that of the service itself"

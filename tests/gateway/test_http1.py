@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.gateway.http1 import MAX_HEAD_BYTES, HttpParseError, HttpParser, HttpRequest, response
+from plimsoll.gateway.request_body import MAX_WHOLE_BYTES
 
 SIZED = b"POST /check/v1/completions HTTP/1.1\r\nHost: picker\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (
@@ -102,6 +103,16 @@ def test_parse_long_body_is_no_long_head() -> None:
     sized = b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     requests = parse(sized + GET[:9], GET[9:] + sized[:40], sized[40:], max_body=len(body))
     assert [len(request.body) for request in requests] == [len(body), 0, len(body)]
+
+
+def test_large_body_stays_in_the_pieces_that_were_received() -> None:
+    """To join 8 MiB would keep the event loop for longer than a turn."""
+    half = b"a" * MAX_WHOLE_BYTES
+    head = b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n"
+    (large,) = parse(head % (2 * len(half)), half, half, max_body=2 * len(half))
+    assert large.body == (half, half)
+    (small,) = parse(head % len(half), half[:9], half[9:], max_body=len(half))
+    assert small.body == half
 
 
 def test_parse_requests_before_invalid_one_are_returned() -> None:

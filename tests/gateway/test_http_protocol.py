@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from plimsoll.gateway.http1 import CHUNKED_END, HttpRequest, chunk, chunked_head, response
+from plimsoll.gateway.loop_turns import TURN_SECONDS, LoopTurns
 from plimsoll.gateway.server import HttpProtocol
 
 
@@ -39,7 +40,7 @@ CHECK_REQUEST = b"POST /check HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
 
 async def test_http_protocol_cancels_handler_on_disconnect() -> None:
     queued: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    protocol, wire = HttpProtocol(lambda request: queued, 1024, None), FakeTransport()
+    protocol, wire = HttpProtocol(lambda request: queued, 1024, None, LoopTurns()), FakeTransport()
     protocol.connection_made(wire)
     protocol.data_received(CHECK_REQUEST)
     protocol.connection_lost(None)
@@ -56,7 +57,7 @@ async def test_http_protocol_responds_in_order_and_maps_error_to_500() -> None:
         return replies.pop(0)
 
     first, third = replies[0], replies[2]
-    protocol, wire = HttpProtocol(handle, 1024, None), FakeTransport()
+    protocol, wire = HttpProtocol(handle, 1024, None, LoopTurns()), FakeTransport()
     protocol.connection_made(wire)
     protocol.data_received(4 * CHECK_REQUEST)
     assert wire.written == b""
@@ -72,7 +73,7 @@ async def test_http_protocol_reads_no_more_while_requests_wait_for_replies() -> 
     loop = asyncio.get_running_loop()
     first, second = loop.create_future(), loop.create_future()
     replies: list[Any] = [first, second, response(200)]
-    protocol, wire = HttpProtocol(lambda _: replies.pop(0), 1024, None), FakeTransport()
+    protocol, wire = HttpProtocol(lambda _: replies.pop(0), 1024, None, LoopTurns()), FakeTransport()
     protocol.connection_made(wire)
     protocol.data_received(CHECK_REQUEST)
     assert not wire.paused, "a disconnect must be seen"
@@ -103,7 +104,7 @@ async def finished(protocol: HttpProtocol) -> None:
 
 async def test_http_protocol_writes_parts_and_then_next_response() -> None:
     replies: list[Any] = [parts(chunked_head(200, ()), chunk(b"a" * 17), CHUNKED_END), response(404)]
-    protocol, wire = HttpProtocol(lambda _: replies.pop(0), 1024, None), FakeTransport()
+    protocol, wire = HttpProtocol(lambda _: replies.pop(0), 1024, None, LoopTurns()), FakeTransport()
     protocol.connection_made(wire)
     protocol.data_received(2 * CHECK_REQUEST)
     await finished(protocol)
@@ -113,7 +114,9 @@ async def test_http_protocol_writes_parts_and_then_next_response() -> None:
 
 
 async def test_http_protocol_cuts_response_whose_part_fails() -> None:
-    protocol = HttpProtocol(lambda _: parts(chunked_head(200, ()), RuntimeError("as a test of faults")), 1024, None)
+    protocol = HttpProtocol(
+        lambda _: parts(chunked_head(200, ()), RuntimeError("as a test of faults")), 1024, None, LoopTurns()
+    )
     protocol.connection_made(wire := FakeTransport())
     protocol.data_received(CHECK_REQUEST)
     await finished(protocol)
@@ -131,9 +134,66 @@ async def test_http_protocol_ends_parts_on_disconnect() -> None:
         finally:
             ended.set()
 
-    protocol, wire = HttpProtocol(lambda _: endless(), 1024, None), FakeTransport()
+    protocol, wire = HttpProtocol(lambda _: endless(), 1024, None, LoopTurns()), FakeTransport()
     protocol.connection_made(wire)
     protocol.data_received(CHECK_REQUEST)
     await asyncio.sleep(0)
     protocol.connection_lost(None)
     await asyncio.wait_for(ended.wait(), 10)
+
+
+class Work:
+    """Handlers that each take most of a turn of the loop, by a clock of their own."""
+
+    def __init__(self) -> None:
+        self.now_s, self.handled = 0.0, 0
+        self.turns = LoopTurns(lambda: self.now_s)
+
+    def handle(self, request: HttpRequest) -> bytes:
+        self.now_s += 0.75 * TURN_SECONDS
+        self.handled += 1
+        return response(200)
+
+    def connect(self) -> tuple[HttpProtocol, FakeTransport]:
+        protocol, wire = HttpProtocol(self.handle, 1024, None, self.turns), FakeTransport()
+        protocol.connection_made(wire)
+        return protocol, wire
+
+
+async def test_requests_of_many_connections_take_turns_of_the_loop() -> None:
+    work = Work()
+    made = [work.connect() for _ in range(6)]
+    for protocol, _ in made:
+        protocol.data_received(CHECK_REQUEST)
+    assert [bool(wire.written) for _, wire in made] == [True, True, False, False, False, False]
+    assert [wire.paused for _, wire in made] == [False, False, True, True, True, True], "no more is read of them"
+    await asyncio.sleep(0)
+    assert [bool(wire.written) for _, wire in made] == [True, True, True, True, False, False], "in order"
+    late, wire = work.connect()
+    late.data_received(CHECK_REQUEST)
+    assert not wire.written, "it does not overtake"
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert all(wire.written and not wire.paused for _, wire in [*made, (late, wire)])
+
+
+async def test_requests_of_one_connection_take_turns_of_the_loop() -> None:
+    work = Work()
+    protocol, wire = work.connect()
+    protocol.data_received(5 * CHECK_REQUEST)
+    assert (work.handled, wire.paused) == (2, True)
+    await asyncio.sleep(0)
+    assert (work.handled, wire.paused) == (4, True)
+    await asyncio.sleep(0)
+    assert (work.handled, wire.paused, wire.written.count(b"HTTP/1.1 200")) == (5, False, 5)
+
+
+async def test_lost_connection_takes_no_turn() -> None:
+    work = Work()
+    for _ in range(2):
+        work.connect()[0].data_received(CHECK_REQUEST)
+    lost, wire = work.connect()
+    lost.data_received(CHECK_REQUEST)
+    lost.connection_lost(None)
+    await asyncio.sleep(0)
+    assert (work.handled, wire.written) == (2, b"")

@@ -14,13 +14,14 @@ import pytest
 
 from plimsoll.adapters.kube_client import WatchEvent
 from plimsoll.core.admission.token_bucket import Spent
-from plimsoll.gateway.identity import Authenticator
+from plimsoll.gateway.identity import Authenticator, Identity
 from plimsoll.gateway.one_queue import messages
 from plimsoll.gateway.one_queue.ownership import Ownership
+from plimsoll.gateway.one_queue.spent_limits import SpentLimits
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
 from tests.gateway.api_key_secrets import bearer, key_secret
 from tests.gateway.one_queue_harness import Gateways, eventually, is_admitted
-from tests.gateway.picker_harness import engine_names, rejection_of, service_with_slo
+from tests.gateway.picker_harness import PickerHarness, engine_names, rejection_of, service_with_slo
 
 CHANGES = [((0, 1), (0, 1, 2)), ((0, 1, 2), (0, 1))]  # gateways that are ready
 NAMES = ("gateway-0", "gateway-1", "gateway-2")
@@ -123,3 +124,42 @@ def test_spent_amount_out_of_bounds_is_invalid(amount: float) -> None:
     sent = messages.encode(messages.SpentLimits([messages.SpentLimit("jobs", amount, 0.0)]))
     with pytest.raises(msgspec.ValidationError):
         messages.decode_to_owner(sent)
+
+
+class ReadyLink:
+    """A connection to the next owner."""
+
+    name, is_ready, takes_spent_limits = NAMES[1], True, True
+
+    def __init__(self) -> None:
+        self.sent: list[messages.SpentLimit] = []
+
+    def send(self, message: messages.SpentLimits) -> None:
+        self.sent += message.spent
+
+
+@pytest.mark.parametrize(("waited_s", "left"), [(0.0, (20.0, 90.0)), (2.0, (16.0, 60.0)), (4.0, (12.0, 30.0))])
+async def test_what_waits_for_an_owner_is_refilled_as_a_bucket_is(waited_s: float, left: tuple[float, float]) -> None:
+    """A quota of 10 s, and limits of a minute."""
+    quota = {"tenants": [{"name": "jobs", "requestsPerSecond": 2}]}
+    world = PickerHarness(service_with_slo(MODEL, quota, batch=100), pods=engine_names(1, service=MODEL))
+    picker, ownership, link = world.picker, Ownership(NAMES[0]), ReadyLink()
+    picker.admission.spend_quota(f"team/{MODEL}", "jobs", Spent(20.0, 0.0), 0.0)
+    picker.key_limits.spend(Identity(KEY, tokens_per_minute=900), Spent(0.0, 90.0), 0.0)
+    ownership.set_candidates(NAMES[:2])
+    waiting = SpentLimits(picker, ownership)
+    waiting.collect(0.0)
+    waiting.hand_over(link, waited_s)  # type: ignore[arg-type]
+    found = {one.service or one.name: (one.requests, one.tokens) for one in link.sent}
+    assert found == {f"team/{MODEL}": (left[0], 0.0), KEY: (0.0, left[1])}
+
+
+async def test_what_is_refilled_meanwhile_is_not_handed_over() -> None:
+    world = PickerHarness(service_with_slo(MODEL, batch=100), pods=engine_names(1, service=MODEL))
+    ownership, link = Ownership(NAMES[0]), ReadyLink()
+    world.picker.key_limits.spend(Identity(KEY, tokens_per_minute=900), Spent(0.0, 90.0), 0.0)
+    ownership.set_candidates(NAMES[:2])
+    waiting = SpentLimits(world.picker, ownership)
+    waiting.collect(0.0)
+    waiting.hand_over(link, 6.0)  # type: ignore[arg-type]
+    assert link.sent == []

@@ -7,15 +7,18 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import pickle
 import re
 import select
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -28,7 +31,8 @@ from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.http1 import HttpRequest
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.parse_worker import ParseWorker
-from plimsoll.gateway.request_parser import ParsedRequest
+from plimsoll.gateway.request_body import Body
+from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from plimsoll.gateway.routes import EnvoyEndpoint
 from plimsoll.gateway.settings import ApiKeyMode
 from plimsoll.telemetry import gateway_metrics
@@ -166,6 +170,41 @@ async def test_process_that_cannot_start_is_logged_once(
     ]
 
 
+async def test_pieces_of_a_body_are_sent_one_by_one(worker: ParseWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To copy a whole body at once would keep the event loop from running."""
+    sizes: list[int] = []
+    submit = ProcessPoolExecutor.submit
+
+    def record(pool: ProcessPoolExecutor, call: Any, *args: Any, **named: Any) -> Any:
+        sizes.append(len(pickle.dumps((args, named))))
+        return submit(pool, call, *args, **named)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", record)
+    text = body(4 * MIB)
+    pieces = tuple(text[start : start + 200_000] for start in range(0, len(text), 200_000))
+    found = await worker.parse(pieces, CHAT_ROUTE, "a")
+    assert isinstance(found, ParsedRequest)
+    assert found == await worker.parse(text, CHAT_ROUTE, "a") == parse_body(text)
+    assert max(sizes) < parse_worker.SEND_BYTES + 300_000
+
+
+async def test_body_after_one_that_was_sent_in_part_is_whole(worker: ParseWorker) -> None:
+    worker.start()
+    assert worker._pool is not None
+    await asyncio.wrap_future(worker._pool.submit(parse_worker._receive, (b"half of a body",), is_first=True))
+    assert isinstance(await worker.parse(body(), CHAT_ROUTE, "a"), ParsedRequest)
+
+
+async def test_large_form_is_parsed_in_the_worker() -> None:
+    clients = Clients()
+    endpoint = EnvoyEndpoint(PickerHarness(service("chat")).picker, clients, BodyBudget(MIB * 16, MIB * 8))
+    request = HttpRequest(b"POST", b"/check/v1/audio/transcriptions", {}, (b"a" * MIB, b"a" * MIB))
+    reply = endpoint(request)
+    assert not isinstance(reply, bytes | AsyncIterator)
+    await reply
+    assert len(clients.clients) == 1
+
+
 async def test_grown_process_is_replaced(worker: ParseWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parse_worker, "MAX_PROCESS_BYTES", 0)
     before = processes()
@@ -176,7 +215,7 @@ async def test_grown_process_is_replaced(worker: ParseWorker, monkeypatch: pytes
 
 async def test_failure_of_one_body_affects_no_other(worker: ParseWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(parse_worker, "_parse", lambda body, route: None)  # cannot be sent to the process
+        patch.setattr(parse_worker, "_parse", lambda route, content_type: None)  # cannot be sent to the process
         result = await worker.parse(body(), CHAT_ROUTE, "a")
     assert isinstance(result, Rejection)
     assert isinstance(await worker.parse(body(), CHAT_ROUTE, "b"), ParsedRequest)
@@ -196,7 +235,9 @@ class Clients(ParseWorker):
         super().__init__()
         self.clients: list[str] = []
 
-    async def parse(self, body: bytes, route: ApiRoute, client: str) -> ParsedRequest | Rejection:
+    async def parse(
+        self, body: Body, route: ApiRoute, client: str, content_type: bytes = b""
+    ) -> ParsedRequest | Rejection:
         self.clients.append(client)
         return parse_worker.BUSY_REJECTION
 

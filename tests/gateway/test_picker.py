@@ -315,6 +315,7 @@ def test_models_are_listed_once_for_each_catalog(monkeypatch: pytest.MonkeyPatch
 
 def test_digest_and_retry_header_identify_retries() -> None:
     assert body_digest(BODY) == body_digest(bytes(bytearray(BODY))) != body_digest(BODY + b" ")
+    assert body_digest(BODY) == body_digest((BODY[:9], BODY[9:]))
     assert [claims_retry(header) for header in (None, b"", b"0", b"1", b"x")] == [False, False, False, True, True]
 
 

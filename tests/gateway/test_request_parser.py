@@ -14,9 +14,9 @@ from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.gateway.body_forms import PREFIX_BYTES
 from plimsoll.gateway.duplicate_keys import MESSAGES_KEY, TRACKED_KEYS, find_duplicate, needs_strict_parse, strip_value
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.request_body import MAX_WHOLE_BYTES
 from plimsoll.gateway.request_parser import (
     LARGE_BODY_BYTES,
-    MAX_LOOP_BODY_BYTES,
     NeedsWorker,
     ParsedRequest,
     parse_body,
@@ -245,7 +245,7 @@ def test_large_body_of_few_values_needs_no_worker() -> None:
 
 def test_body_above_bound_needs_a_worker_whatever_it_is() -> None:
     start = b'{"model":"m","prompt":"'
-    body = start + b"a" * (MAX_LOOP_BODY_BYTES - len(start) - 2) + b'"}'
+    body = start + b"a" * (MAX_WHOLE_BYTES - len(start) - 2) + b'"}'
     assert not raises_needs_worker(body)
     assert raises_needs_worker(body + b" ")
 

@@ -14,16 +14,17 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from plimsoll.core.admission.adapter_slots import AdapterSlots
 from plimsoll.core.admission.admission_driver import usable_replicas
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.prefix_tokens import PrefixTokens
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionRequest
-from plimsoll.core.admission.token_bucket import Spent
+from plimsoll.core.admission.token_bucket import Spent, per_second
 from plimsoll.core.admission.token_estimator import TokenEstimator
 from plimsoll.core.types import Role
+from plimsoll.core.units import MINUTE_S
 from plimsoll.gateway.adapters import not_loaded_at
 from plimsoll.gateway.admission_policy import AdmissionPolicy
 from plimsoll.gateway.envoy.access_log import AccessRecord
@@ -33,6 +34,8 @@ from plimsoll.gateway.service_admission import ForwardedRequest, ServiceAdmissio
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 
 log = logging.getLogger(__name__)
+
+MAX_RELEASED: Final = 16  # requests of one queue in one turn of the event loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -114,11 +117,11 @@ class AdmissionManager:
             self._isolate_errors(admission.key, admission.discard_reservation, ctx, now)
 
     def release(self, key: str, now: float) -> list[tuple[RequestContext, AdmissionDecision]]:
-        """Returns the requests that leave the queue of this service, with their decisions."""
+        """Returns the next requests that leave the queue of this service, with their decisions."""
         admission = self.services.get(key)
         if admission is None or not admission.queued:
             return []
-        return self._isolate_errors(key, admission.release, now) or []
+        return self._isolate_errors(key, admission.release, now, MAX_RELEASED) or []
 
     def take_orphaned(self) -> list[RequestContext]:
         """Returns the requests that were queued at a removed `ServiceAdmission`. Submit each again."""
@@ -222,6 +225,14 @@ class AdmissionManager:
         policy = None if admission is None else admission.policy.tenants.get(tenant)
         if admission is not None and policy is not None:
             self._isolate_errors(key, admission.controller.quotas.spend, tenant, policy, spent, now)
+
+    def quota_rates(self, key: str, tenant: str) -> tuple[float, float]:
+        """Returns the requests and the tokens per second of a tenant's quota, 0 if it is unknown here."""
+        admission = self.services.get(key)
+        policy = None if admission is None else admission.policy.tenants.get(tenant)
+        if policy is None:
+            return 0.0, 0.0
+        return per_second(policy.requests_per_s), per_second(policy.tokens_per_min, MINUTE_S)
 
     def kv_tokens(self, key: str) -> int | None:
         """Returns how many tokens an engine of the service holds at once, None if that is unknown."""

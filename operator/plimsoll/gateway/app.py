@@ -43,6 +43,7 @@ from plimsoll.gateway.handover import Handover
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.internal_identity import InternalIdentityWatch
 from plimsoll.gateway.line_writer import LineWriter
+from plimsoll.gateway.loop_turns import LoopTurns
 from plimsoll.gateway.objectives import ObjectiveSource, ObjectiveStore
 from plimsoll.gateway.one_queue.coordinator import OneQueue
 from plimsoll.gateway.one_queue.tls_stream import PeerTls
@@ -88,6 +89,7 @@ class GatewayProcess:
         self._catalog_builder = CatalogBuilder(settings.internal_tls is not None)
         self._objectives = ObjectiveStore(settings.namespace) if settings.inference_objectives else None
         self._worker = ParseWorker()
+        self._turns = LoopTurns()
         self._bodies = BodyBudget(settings.body_budget_bytes, settings.max_body_bytes)
         self._envoy_endpoint = EnvoyEndpoint(self._picker, self._worker, self._bodies)
         self._state_poller = EnvoyStatePoller(
@@ -153,7 +155,9 @@ class GatewayProcess:
         if settings.probe_port is not None:
             probes = admin_endpoint.limited(PROBE_PAGES, "this port is for probes")
             servers.append(
-                await self._open_port(settings.probe_port, lambda: HttpProtocol(probes, 0, ADMIN_IDLE_SECONDS))
+                await self._open_port(
+                    settings.probe_port, lambda: HttpProtocol(probes, 0, ADMIN_IDLE_SECONDS, self._turns)
+                )
             )
         tasks = [
             asyncio.create_task(run_watches(self._source, self._watch_cache, self._changed.set)),
@@ -251,16 +255,18 @@ class GatewayProcess:
         """Open the port for Prometheus and the operator."""
         settings = self._settings
         if settings.internal_tls is None:
-            return await self._open_port(settings.picker_port, lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS))
+            return await self._open_port(
+                settings.picker_port, lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS, self._turns)
+            )
         of_client = partial(endpoint.of_client, self._internal_name)
         return await self._open_port(
             settings.picker_port,
-            lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS, of_client),
+            lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS, self._turns, of_client),
             listener_context(self._identity),
         )
 
     async def _open_port(
-        self, port: int, make: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None
+        self, port: int, make: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext | None = None
     ) -> asyncio.Server | TlsListener:
         guard, address = ConnectionGuard(make, _count_cut), self._settings.address
         if tls is not None:
@@ -281,7 +287,7 @@ class GatewayProcess:
         path.unlink(missing_ok=True)
         max_body = self._settings.max_body_bytes + 1024
         server = await asyncio.get_running_loop().create_unix_server(
-            lambda: HttpProtocol(self._envoy_endpoint, max_body, None), str(path), backlog=SOCKET_BACKLOG
+            lambda: HttpProtocol(self._envoy_endpoint, max_body, None, self._turns), str(path), backlog=SOCKET_BACKLOG
         )
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
         return server

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from plimsoll.core.types import MediaKind
+from plimsoll.gateway.recent_counter import RecentCounter
 
 
 class DemandTokens(NamedTuple):
@@ -43,7 +44,7 @@ class DemandCounter:
     def __init__(self) -> None:
         self._requests = self._tokens = 0  # added less withdrawn
         self._media: Counter[MediaKind] = Counter()
-        self._by_class: Counter[str] = Counter()
+        self._by_class: RecentCounter[str] = RecentCounter()
         self._reported = DemandReport(0, 0, {}, {})
 
     def add(self, tokens: DemandTokens) -> None:
@@ -71,4 +72,4 @@ class DemandCounter:
         for kind, count in tokens.media.items():
             self._media[kind] += sign * count
         if tokens.request_class:
-            self._by_class[tokens.request_class] += sign
+            self._by_class.add(tokens.request_class, sign)

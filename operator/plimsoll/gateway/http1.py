@@ -15,6 +15,8 @@ from http import HTTPStatus
 import httptools
 import msgspec
 
+from plimsoll.gateway.request_body import Body, joined
+
 MAX_HEAD_BYTES = 128 * 1024  # beyond its first piece; Envoy allows 60 KB of client headers and adds the error response
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 
@@ -33,7 +35,7 @@ class HttpRequest(msgspec.Struct):
     method: bytes
     path: bytes
     headers: dict[bytes, bytes]
-    body: bytes
+    body: Body
 
 
 class HttpParser:
@@ -123,7 +125,7 @@ class HttpParser:
         self._body.append(part)
 
     def on_message_complete(self) -> None:
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        body = joined(self._body, self._body_bytes)
         self._complete.append(HttpRequest(self._parser.get_method(), self._path, self._headers, body))
         self._body = []
 

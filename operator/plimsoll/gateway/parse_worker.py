@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import threading
 from collections import Counter, deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -25,9 +26,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plimsoll.core.admission.retry_advice import advise_retry
-from plimsoll.gateway.api_routes import ApiRoute
+from plimsoll.gateway.api_routes import ApiRoute, BodyForm
+from plimsoll.gateway.audio_form import parse_audio_form
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.gateway_limit import GatewayLimit
+from plimsoll.gateway.request_body import Body, Pieces, size_of
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from plimsoll.telemetry import gateway_metrics
 
@@ -36,6 +39,7 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 128 << 20  # of bodies that wait or are parsed; no fewer than Envoy holds by default
 MAX_CLIENT_BYTES = 96 << 20  # the same of one client, so that others have room; a single body always fits
 MAX_PROCESS_BYTES = 256 << 20  # resident; a new process takes some 26 MB, of which 15 MB are its own
+SEND_BYTES = 1 << 20  # to the process at once: copying a whole body would keep the event loop from running
 RETRY_SECONDS = 1.0
 BUSY_REJECTION = Rejection(
     RejectionReason.GATEWAY_BUSY,
@@ -55,14 +59,45 @@ CLIENT_REJECTION = Rejection(
 class _Body(NamedTuple):
     """A body that waits. `parsed` is the future of its result."""
 
-    body: bytes
+    body: Body
     route: ApiRoute
+    content_type: bytes
     parsed: asyncio.Future[ParsedRequest | Rejection]
 
 
-def _parse(body: bytes, route: ApiRoute) -> tuple[ParsedRequest | Rejection, int]:
-    """Returns the parsed request or its rejection, and the resident bytes of this process."""
-    parsed = parse_body(body, route)
+_received: list[bytes] = []  # in the process: the body so far
+
+
+def _receive(pieces: Pieces, *, is_first: bool) -> None:
+    """Called in the process with a part of a body."""
+    if is_first:
+        _received.clear()
+    _received.extend(pieces)
+
+
+def _parts(body: Body) -> Iterator[Pieces]:
+    """Yields a body in parts of some SEND_BYTES."""
+    if isinstance(body, bytes):
+        yield from ((body[start : start + SEND_BYTES],) for start in range(0, len(body), SEND_BYTES))
+        return
+    part, size = [], 0
+    for piece in body:
+        part.append(piece)
+        size += len(piece)
+        if size >= SEND_BYTES:
+            yield tuple(part)
+            part, size = [], 0
+    yield tuple(part)
+
+
+def _parse(route: ApiRoute, content_type: bytes) -> tuple[ParsedRequest | Rejection, int]:
+    """Called in the process after the last part of a body.
+
+    Returns the parsed request or its rejection, and the resident bytes of this process.
+    """
+    body = b"".join(_received)
+    _received.clear()
+    parsed = parse_audio_form(body, content_type) if route.form is BodyForm.AUDIO else parse_body(body, route)
     return parsed, int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
@@ -99,14 +134,16 @@ class ParseWorker:
             self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent)
             self._pool.submit(_nothing).add_done_callback(self._log_failed_start)
 
-    async def parse(self, body: bytes, route: ApiRoute, client: str) -> ParsedRequest | Rejection:
+    async def parse(
+        self, body: Body, route: ApiRoute, client: str, content_type: bytes = b""
+    ) -> ParsedRequest | Rejection:
         """Returns the parsed request, or its rejection. `client` names who sent the body."""
-        size = len(body)
+        size = size_of(body)
         if self._bytes[client] and self._bytes[client] + size > MAX_CLIENT_BYTES:
             return CLIENT_REJECTION
         if self._bytes.total() + size > MAX_BYTES:
             return FULL_REJECTION
-        waiting = _Body(body, route, asyncio.get_running_loop().create_future())
+        waiting = _Body(body, route, content_type, asyncio.get_running_loop().create_future())
         self._queues.setdefault(client, deque()).append(waiting)
         self._add_bytes(client, size)
         if self._turns is None or self._turns.done():
@@ -131,7 +168,7 @@ class ParseWorker:
             try:
                 await self._parse(waiting)
             finally:
-                self._add_bytes(client, -len(waiting.body))
+                self._add_bytes(client, -size_of(waiting.body))
 
     async def _parse(self, waiting: _Body) -> None:
         """Parse a body, unless its client has left."""
@@ -141,7 +178,10 @@ class ParseWorker:
         pool = self._pool
         assert pool is not None
         try:
-            parsed, resident_bytes = await asyncio.wrap_future(pool.submit(_parse, waiting.body, waiting.route))
+            for number, part in enumerate(_parts(waiting.body)):
+                await asyncio.wrap_future(pool.submit(_receive, part, is_first=number == 0))
+            call = pool.submit(_parse, waiting.route, waiting.content_type)
+            parsed, resident_bytes = await asyncio.wrap_future(call)
             self._is_broken = False
             if resident_bytes > MAX_PROCESS_BYTES:
                 self._replace(pool)

@@ -33,6 +33,7 @@ from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
 from plimsoll.gateway.one_queue.port import Owners
 from plimsoll.gateway.picker_replies import dispatch_response, rejection_response, slo_deadlines
 from plimsoll.gateway.request_attributes import AttributeStore
+from plimsoll.gateway.request_body import Body, size_of, whole
 from plimsoll.gateway.request_bounds import bound_request
 from plimsoll.gateway.request_context import (
     RETRY_COUNT_HEADER,
@@ -54,7 +55,7 @@ from plimsoll.telemetry import gateway_metrics
 log = logging.getLogger(__name__)
 
 Reply = bytes | Awaitable[bytes]
-ParseBody = Callable[[bytes, ApiRoute], ParsedRequest | Rejection]
+ParseBody = Callable[[Body, ApiRoute], ParsedRequest | Rejection]
 
 
 class Picker:
@@ -120,7 +121,7 @@ class Picker:
 
     def check(
         self,
-        body: bytes,
+        body: Body,
         headers: Mapping[bytes, bytes],
         now: float,
         route: ApiRoute = CHAT_ROUTE,
@@ -130,8 +131,8 @@ class Picker:
         identity = self.authenticate(headers)
         if isinstance(identity, Rejection):
             return self.reject(identity, route.shape)
-        is_form = route.form is BodyForm.AUDIO
-        parsed = parse_audio_form(body, headers.get(b"content-type", b"")) if is_form else parse(body, route)
+        is_form = route.form is BodyForm.AUDIO and isinstance(body, bytes)
+        parsed = parse_audio_form(whole(body), headers.get(b"content-type", b"")) if is_form else parse(body, route)
         return self.decide(parsed, body, headers, identity, now, route)
 
     def authenticate(self, headers: Mapping[bytes, bytes], *, is_counted: bool = True) -> Identity | Rejection:
@@ -144,7 +145,7 @@ class Picker:
     def decide(
         self,
         parsed: ParsedRequest | Rejection,
-        body: bytes,
+        body: Body,
         headers: Mapping[bytes, bytes],
         identity: Identity,
         now: float,
@@ -164,7 +165,7 @@ class Picker:
     def _decide(
         self,
         parsed: ParsedRequest | Rejection,
-        body: bytes,
+        body: Body,
         headers: Mapping[bytes, bytes],
         identity: Identity,
         now: float,
@@ -187,7 +188,7 @@ class Picker:
             return self.reject(rejection, route.shape, service.key)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
         parsed, digest = parsed.for_family(service.pictures), body_digest(body, self.digest_seed)
-        ctx = new_context(request_id, parsed, service.key, digest, len(body), headers, identity, now, route)
+        ctx = new_context(request_id, parsed, service.key, digest, size_of(body), headers, identity, now, route)
         ctx.adapter = service.adapters.get(parsed.model)
         self.attributes.set_context(ctx)
         ctx.limits = service.limits_of(identity.request_class)

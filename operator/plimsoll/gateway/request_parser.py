@@ -33,9 +33,9 @@ from plimsoll.gateway.byte_search import count_bytes
 from plimsoll.gateway.duplicate_keys import find_duplicate, needs_strict_parse, strip_value
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, Pictures
+from plimsoll.gateway.request_body import MAX_WHOLE_BYTES, Body, whole
 
 LARGE_BODY_BYTES = 64 * 1024  # a strict parse, or one of many values, of a larger body runs in a worker process
-MAX_LOOP_BODY_BYTES = 512 << 10  # even to look through a larger one takes the event loop milliseconds
 MAX_VALUES = 10_000  # a body of 8 MB with a list in each three bytes costs more than a second
 MAX_SEQUENCES_PER_PROMPT = 16_384  # vLLM's limit on `n`
 MAX_N = 10**12  # larger values of `n` count as this one
@@ -89,17 +89,20 @@ class NeedsWorker(Exception):
     """To parse this body would block the event loop for too long."""
 
 
-def parse_in_loop(body: bytes, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rejection:
+def parse_in_loop(body: Body, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rejection:
     """As `parse_body`. Raises NeedsWorker."""
+    if not isinstance(body, bytes):
+        raise NeedsWorker
     size = len(body)
-    if size > LARGE_BODY_BYTES and (size > MAX_LOOP_BODY_BYTES or count_bytes(body, b"[{,") > MAX_VALUES):
+    if size > LARGE_BODY_BYTES and (size > MAX_WHOLE_BYTES or count_bytes(body, b"[{,") > MAX_VALUES):
         raise NeedsWorker
     return _parse(body, route, LARGE_BODY_BYTES)
 
 
-def parse_body(body: bytes, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rejection:
+def parse_body(body: Body, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rejection:
     """Returns the parsed request or its rejection. Never raises."""
-    return _parse(body, route, len(body))
+    text = whole(body)
+    return _parse(text, route, len(text))
 
 
 def _parse(body: bytes, route: ApiRoute, max_strict_bytes: int) -> ParsedRequest | Rejection:

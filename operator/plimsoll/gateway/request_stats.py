@@ -18,6 +18,7 @@ from plimsoll.core.slo import Deadlines
 from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.recent_counter import RecentCounter
 from plimsoll.gateway.served_stats import ServedStats
 from plimsoll.gateway.tenant_labels import TenantLabels
 from plimsoll.telemetry import gateway_metrics
@@ -43,7 +44,9 @@ class RequestStats:
         self.e2e: Counter[int] = Counter()
         self.e2e_sum_s = 0.0
         self.assessed = self.missed = self.missed_ttft = self.missed_e2e = 0  # responses with an SLO
-        self.by_tpot_target: Counter[float] = Counter()  # responses with a TPOT target, by target in seconds
+        self.by_tpot_target: RecentCounter[float] = (
+            RecentCounter()
+        )  # responses with a TPOT target, by target in seconds
         self.early_first_tokens = 0  # known while their responses ran
         self.served = ServedStats(service)
         self._tenants = TenantLabels()
@@ -113,7 +116,7 @@ class RequestStats:
         if deadlines is not None and ttft_s is not None and e2e_s is not None:
             self._record_slo(ttft_s > deadlines.ttft_s, e2e_s > deadlines.e2e_s)
             if deadlines.tpot_s < math.inf:
-                self.by_tpot_target[deadlines.tpot_s] += 1
+                self.by_tpot_target.add(deadlines.tpot_s)
         if record.duration_us is not None:
             self._duration_histogram.observe(record.duration_us / 1e6)
 

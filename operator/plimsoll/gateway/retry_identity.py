@@ -7,12 +7,19 @@ from hashlib import blake2b
 
 import xxhash
 
+from plimsoll.gateway.request_body import Body
+
 OWN_SEED = secrets.randbits(63)  # prevents crafted digest collisions
 
 
-def body_digest(body: bytes, seed: int = OWN_SEED) -> int:
+def body_digest(body: Body, seed: int = OWN_SEED) -> int:
     """Returns a 64-bit digest of a body. With the own seed it is stable for the life of this process."""
-    return xxhash.xxh3_64_intdigest(body, seed)
+    if isinstance(body, bytes):
+        return xxhash.xxh3_64_intdigest(body, seed)
+    digest = xxhash.xxh3_64(seed=seed)
+    for piece in body:
+        digest.update(piece)
+    return digest.intdigest()
 
 
 def shared_seed(secret: bytes) -> int:

@@ -31,6 +31,7 @@ from plimsoll.gateway.model_progress import ModelProgress
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.picker_replies import write_response
+from plimsoll.gateway.request_body import size_of
 from plimsoll.gateway.request_context import request_id_of
 from plimsoll.gateway.request_parser import NeedsWorker, parse_in_loop
 from plimsoll.gateway.server import HandlerReply
@@ -98,7 +99,7 @@ class EnvoyEndpoint:
     def _check(self, request: HttpRequest) -> HandlerReply:
         started_s = time.monotonic()
         if (request_id := request_id_of(request.headers)) is not None:
-            self._bodies.record(request_id, len(request.body), started_s)
+            self._bodies.record(request_id, size_of(request.body), started_s)
         route = route_of(request.path[len(_CHECK) :])
         try:
             reply = self._picker.check(request.body, request.headers, started_s, route, parse_in_loop)
@@ -111,7 +112,8 @@ class EnvoyEndpoint:
         identity = self._picker.authenticate(request.headers, is_counted=False)
         if isinstance(identity, Rejection):
             return self._picker.reject(identity, route.shape)
-        parsed = await self._worker.parse(request.body, route, client_of(identity, request.headers))
+        client, kind = client_of(identity, request.headers), request.headers.get(b"content-type", b"")
+        parsed = await self._worker.parse(request.body, route, client, kind)
         reply = self._picker.decide(parsed, request.body, request.headers, identity, time.monotonic(), route)
         return reply if isinstance(reply, bytes) else await reply
 

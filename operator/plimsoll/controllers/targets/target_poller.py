@@ -12,7 +12,7 @@ oldest whose target selects it. So all targets are read first, and then applied 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ from plimsoll.controllers.targets.target_state import (
     later_writer,
     published_selector,
 )
+from plimsoll.controllers.targets.watch_places import WatchCandidate, watched_targets
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.errors import ClusterError, Forbidden, NotFound
 from plimsoll.telemetry.service_log import ServiceLog
@@ -130,29 +131,40 @@ class TargetPoller:
             self._forget(gone)
         services.sort(key=lambda one: (one[0]["metadata"].get("creationTimestamp", ""), key_of(one[0])))
         holders: dict[tuple[str, str, str, str], str] = {}
-        routed = 0
-        reads: list[Coroutine[Any, Any, _Reading | TargetProblem | None]] = []
+        refusals: dict[TargetKey, TargetProblem] = {}
+        asking: dict[TargetKey, WatchCandidate] = {}
         targets = []
         for obj, service in services:
             assert service.spec.targets is not None
             for role, target in service.spec.targets.items():
-                ref = target.scale_target_ref
-                place = (key_of(obj)[0], ref.api_version.rpartition("/")[0], ref.kind, ref.name)
-                holder = holders.setdefault(place, obj["metadata"]["name"])
-                refusal = None if holder == obj["metadata"]["name"] else _taken(ref.label, holder)
-                if refusal is None and target.port is not None:  # one that is taken gets no watch
-                    routed += 1
-                    if routed > MAX_ROUTED_TARGETS:
-                        refusal = TargetProblem(ConditionReason.TOO_MANY_TARGETS, _TOO_MANY)
-                reads.append(_known(refusal) if refusal else self._read_contained(obj, service, role, target))
-                targets.append((obj, role, target))
+                ref, key = target.scale_target_ref, key_of(obj)
+                place = (key[0], ref.api_version.rpartition("/")[0], ref.kind, ref.name)
+                holder = holders.setdefault(place, key[1])
+                if holder != key[1]:
+                    refusals[key, role] = _taken(ref.label, holder)
+                elif target.port is not None:  # one that is taken gets no watch
+                    asking[key, role] = WatchCandidate(key[0], f"{key[1]}/{role}", self._has_place(obj, role))
+                targets.append((obj, service, role, target))
+        watched = watched_targets(list(asking.values()), MAX_ROUTED_TARGETS)
+        refusals |= {place: _too_many(one, watched) for place, one in asking.items() if one not in watched}
+        reads: list[Coroutine[Any, Any, _Reading | TargetProblem | None]] = [
+            _known(refusals[key_of(obj), role])
+            if (key_of(obj), role) in refusals
+            else self._read_contained(obj, service, role, target)
+            for obj, service, role, target in targets
+        ]
         engines: dict[Key, tuple[Key, EngineTarget]] = {}  # pods with the service that they are engines of
-        for (obj, role, target), found in zip(targets, await asyncio.gather(*reads), strict=True):
+        for (obj, _, role, target), found in zip(targets, await asyncio.gather(*reads), strict=True):
             key = key_of(obj)
             if found is not None:  # else the last readings hold until the API server answers
                 with self._errors.contained(Stage.TARGET, key, subject_of(obj)):
                     self._apply(obj, role, target, found, engines)
             engines.update((key_of(pod), (key, target)) for pod in self._cache.children(labels.ADOPTED_POD_KIND, key))
+
+    def _has_place(self, obj: Object, role: RoleName) -> bool:
+        """Whether gateways watch the pods of a target, as last read, or as an earlier process of the operator said."""
+        before = self._states.get((key_of(obj), role))
+        return (published_selector(obj, role) if before is None else before.selector) is not None
 
     def _apply(
         self,
@@ -296,15 +308,18 @@ class TargetPoller:
         self._cache.replace_children(labels.ADOPTED_POD_KIND, place[0], ())
 
 
-_TOO_MANY: Final = (
-    f"gateways watch the pods of at most {MAX_ROUTED_TARGETS} targets with a port, and older services have as many:"
-    " remove port from this target or from another"
-)
-
-
 async def _known(problem: TargetProblem) -> TargetProblem:
     """The result for a target that is not read."""
     return problem
+
+
+def _too_many(one: WatchCandidate, watched: Collection[WatchCandidate]) -> TargetProblem:
+    share = sum(other.namespace == one.namespace for other in watched)
+    message = (
+        f"gateways watch the pods of at most {MAX_ROUTED_TARGETS} targets with a port, and the share of namespace"
+        f" {one.namespace} is {share}: remove port from this target or from another one of the namespace"
+    )
+    return TargetProblem(ConditionReason.TOO_MANY_TARGETS, message)
 
 
 def _taken(label: str, holder: str) -> TargetProblem:

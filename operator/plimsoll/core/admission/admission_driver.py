@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
-from plimsoll.core.admission.controller import AdmissionController
+from plimsoll.core.admission.controller import NO_LIMIT, AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.quota import TenantPolicy
@@ -85,7 +85,7 @@ class AdmissionDriver(Generic[Queued, Sent]):
 
     def wake_at_s(self) -> float:
         """The time to call `release` even without an event. Infinity if never."""
-        return self.controller.wake_at_s if self.queued else math.inf
+        return -math.inf if self._overdue else self.controller.wake_at_s if self.queued else math.inf
 
     def update_limits(self, limits: AdmissionLimits, now: float, clock_offset_s: float) -> None:
         """Apply newly published limits. Call `set_replicas` next."""
@@ -146,10 +146,11 @@ class AdmissionDriver(Generic[Queued, Sent]):
         pool = self.controller.pool
         return None if pool.can_ever_fit(pool.estimate_cost(self._queued_request(queued))) else pool.cost_model
 
-    def release(self, now: float) -> list[tuple[Queued, AdmissionDecision]]:
-        """Returns the requests that leave the queue, with their decisions."""
-        decisions = self.controller.release(now)
-        overdue, self._overdue = self._overdue, []
+    def release(self, now: float, limit: int = NO_LIMIT) -> list[tuple[Queued, AdmissionDecision]]:
+        """Returns at most `limit` requests that leave the queue, with their decisions, as the controller does."""
+        decisions = self.controller.release(now, limit)
+        left = limit - len(decisions)
+        overdue, self._overdue = self._overdue[:left], self._overdue[left:]
         decisions += [
             self._reject_overdue(self.queued[request_id], now) for request_id in overdue if request_id in self.queued
         ]

@@ -36,6 +36,7 @@ from plimsoll.core.admission.ttft_margin import TtftMargin
 
 _DEFAULT_TENANT: Final = TenantPolicy()
 _ABSENCE_S: Final = 10.0  # without a replica, until the next one counts as a start: engines can miss a probe
+NO_LIMIT: Final = 1 << 31
 _NOT_RETRYABLE: Final = frozenset({AdmissionOutcome.SHED_NO_CAPACITY, AdmissionOutcome.SHED_DEADLINE})
 
 
@@ -150,23 +151,20 @@ class AdmissionController:
             return self._submit_without_replicas(queued, reservation, now)
         return self._admit_or_enqueue(queued, reservation, now)
 
-    def release(self, now: float) -> list[AdmissionDecision]:
-        """Returns the decisions about queued requests that are admitted now or shed, as nothing is ready in time."""
+    def release(self, now: float, limit: int = NO_LIMIT) -> list[AdmissionDecision]:
+        """Returns at most `limit` decisions about queued requests that are admitted or shed; call it until none is."""
         now = self._advance(now)
         is_waking = not self.pool.replicas and now - self._served_s > _ABSENCE_S
         ready_at_s = self._announcement.ready_at_s if is_waking else None
         before_s = now if ready_at_s is None else max(now, math.nextafter(ready_at_s, -math.inf))
-        decisions = [self._expire(queued, now) for queued in self._queue.pop_expired(before_s)]
+        expired = zip(range(limit), self._queue.pop_expired(before_s), strict=False)
+        decisions = [self._expire(one, now) for _, one in expired]
         self._retry_at_s = math.inf
         self._queue.unpark(self.pool.adapters.is_open, now)
-        while self.pool.replicas:
-            queued = self._queue.peek()
-            if queued is None:
-                break
+        while self.pool.replicas and len(decisions) < limit and (queued := self._queue.peek()) is not None:
             placement = self._find_placement(queued, now)
             if placement.replica is None and queued.lane is Lane.LATE and not placement.needs_place:
-                queued = self._queue.peek(include_late=False)  # a late request does not block others
-                if queued is None:
+                if (queued := self._queue.peek(include_late=False)) is None:  # a late request does not block others
                     break
                 placement = self._find_placement(queued, now)
             if placement.replica is not None:
@@ -180,6 +178,8 @@ class AdmissionController:
                 decisions.append(self._expire(queued, now))
             else:
                 break
+        if len(decisions) >= limit:
+            self._retry_at_s = now
         return decisions
 
     def reject(self, request: AdmissionRequest, now: float) -> AdmissionDecision:

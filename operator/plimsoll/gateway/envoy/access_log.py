@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 PIPE_BYTES = 1 << 20
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 13  # some 30 lines: what else there is waits for the next turn of the event loop
 
 
 class RequestOutcome(StrEnum):

@@ -4,8 +4,8 @@ Problem: the owner of a service or a key changes whenever a gateway comes or goe
 grant each tenant one more burst, so an autoscaler of gateways would raise every quota.
 
 Idea: a gateway gives up the buckets of all that it does not own. What is missing in them is sent to the owner, which
-takes it from its own buckets, even below zero: the sum is that of one gateway. It waits for a connection for at most as
-long as a bucket takes to be full again.
+takes it from its own buckets, even below zero: the sum is that of one gateway. While it waits for a connection, it
+becomes less, as a bucket is refilled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from plimsoll.core.admission.token_bucket import Spent
+import msgspec
+
+from plimsoll.core.admission.token_bucket import Spent, per_second
 from plimsoll.core.units import MINUTE_S
 from plimsoll.gateway.identity import Identity
 from plimsoll.gateway.one_queue import messages
@@ -37,17 +39,18 @@ class SpentLimits:
         kept = [(since_s, spent) for since_s, spent in self._waiting if now - since_s < WAIT_SECONDS]
         own = self._ownership.own_name
         self._waiting = [(since_s, spent) for since_s, spent in kept if self._owner(spent) != own]
-        for _, spent in kept:
-            if self._owner(spent) == own:
-                count(self._picker, spent, now)
+        for since_s, spent in kept:
+            if self._owner(spent) == own and (left := self._left(spent, now - since_s)) is not None:
+                count(self._picker, left, now)
         self._waiting += [(now, spent) for spent in self._given_up(now, owner)]
 
     def hand_over(self, link: OwnerLink, now: float) -> None:
         """Send what the other gateway owns, if it can be reached and takes it."""
         if not (link.is_ready and link.takes_spent_limits):
             return
-        own = [spent for _, spent in self._waiting if self._owner(spent) == link.name]
+        found = [(since_s, spent) for since_s, spent in self._waiting if self._owner(spent) == link.name]
         self._waiting = [(since_s, spent) for since_s, spent in self._waiting if self._owner(spent) != link.name]
+        own = [left for since_s, spent in found if (left := self._left(spent, now - since_s)) is not None]
         for start in range(0, len(own), messages.MAX_BATCH):
             link.send(messages.SpentLimits(own[start : start + messages.MAX_BATCH]))
 
@@ -63,6 +66,18 @@ class SpentLimits:
         for identity, spent in picker.key_limits.take_spent(lambda name: is_moved(ownership.owner_of_key(name)), now):
             limits = identity.requests_per_minute, identity.tokens_per_minute
             yield messages.SpentLimit(identity.key_name, *spent, None, *limits)
+
+    def _left(self, spent: messages.SpentLimit, waited_s: float) -> messages.SpentLimit | None:
+        """Returns what is not refilled yet of what was spent before that time; None if all is."""
+        if spent.service is None:
+            rates = per_second(spent.requests_per_minute, MINUTE_S), per_second(spent.tokens_per_minute, MINUTE_S)
+        else:
+            rates = self._picker.admission.quota_rates(spent.service, spent.name)
+        requests, tokens = (
+            max(0.0, amount - waited_s * rate) if amount else 0.0
+            for amount, rate in zip((spent.requests, spent.tokens), rates, strict=True)
+        )
+        return msgspec.structs.replace(spent, requests=requests, tokens=tokens) if requests or tokens else None
 
     def _owner(self, spent: messages.SpentLimit) -> str:
         if spent.service is None:
