@@ -63,7 +63,7 @@ UNTESTED: dict[Right, str] = {
     Right("operator", "update", "inferenceservices/finalizers.plimsoll.dev"): "only OpenShift's admission asks for it",
     Right("operator", "create", "leases.coordination.k8s.io", namespace=_SYSTEM): "only if somebody deletes the lease",
     Right("operator", "delete", "networkpolicies.networking.k8s.io"): "only after networkPolicy.enabled becomes false",
-    Right("operator", "delete", "inferenceserviceadmissions.plimsoll.dev"): "only if limits are no longer published",
+    Right("operator", "delete", "inferenceserviceadmissions.plimsoll.dev"): "only if a target loses its port",
     **{
         Right("operator", verb, resource): "only for a target of this kind; the scenarios adopt a Deployment"
         for verb, resource in (

@@ -36,7 +36,7 @@ def test_removed_slo_scales_to_minimum_and_stops_admission(changing: Service) ->
     _patch(changing, {"slo": None, "tiers": {"serve": {"minReplicas": None}}})
     _wait_for_engines(changing, 1)
     changing.wait_condition("ScalingInactive", reason="NoSLO")
-    wait_until("no admission limits are published", lambda: not changing.admission())
+    wait_until("no admission limits are published", lambda: not changing.limits())
     status = changing.status()
     assert not {"slo", "limitedBy"} & status.keys()
     assert not {one["type"] for one in status["conditions"]} & set(SLO_CONDITIONS)

@@ -1,4 +1,4 @@
-"""A gateway with many targets: each watch holds a connection, and none waits for another one to end."""
+"""A gateway of many namespaces: each watch holds a connection, and none waits for another one to end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from aiohttp import web
 
 from plimsoll.adapters.kube_client import PODS, KubeClient
-from plimsoll.controllers.targets.target_poller import MAX_ROUTED_TARGETS
 from tests.ports import free_port
 
-WATCHES = MAX_ROUTED_TARGETS + 10  # those of the targets, and a gateway's other ones
+WATCHES = 110  # three in each namespace of watchNamespaces
 
 
 async def test_all_watches_of_a_gateway_are_open_at_once(tmp_path: Path) -> None:

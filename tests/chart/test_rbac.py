@@ -13,7 +13,11 @@ FOLLOW = ("list", "watch")
 READ = ("get", *FOLLOW)
 OWNED = (*READ, "create", "patch", "delete")
 
-GATEWAY = {"inferenceservices.plimsoll.dev": FOLLOW, "inferenceserviceadmissions.plimsoll.dev": FOLLOW, "pods": FOLLOW}
+GATEWAY = {
+    "inferenceservices.plimsoll.dev": FOLLOW,
+    "inferenceserviceadmissions.plimsoll.dev": FOLLOW,
+    "endpointslices.discovery.k8s.io": FOLLOW,  # and no pods: who reads them sees their variables and volumes
+}
 OPERATOR = {
     "inferenceservices.plimsoll.dev": ("get", *FOLLOW),
     "inferenceservices/status.plimsoll.dev": ("patch",),

@@ -62,6 +62,7 @@ class AdoptedFleet(KubeClient):
         self.gateway_readings: list[GatewayReading] = []  # of the next tick
         self.gateway_view = GatewayView(1, 1, {})
         self.limits: list[Object] = []  # InferenceServiceAdmissions as applied
+        self.services: list[Object] = []  # the Service that selects the pods, as applied
         self.unanswered: set[str] = set()  # names for which the API server fails
         self.selected: dict[str, int] = {}  # pods of other selectors
         self.labels: dict[str, str] = {}
@@ -199,14 +200,22 @@ class AdoptedFleet(KubeClient):
             live = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version), "uid": "uid-limits"}}
             self.limits.append(live)
             return live
+        if obj["kind"] == "Service":
+            self._version += 1
+            live = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version), "uid": "uid-service"}}
+            self.services = [live]
+            return live
         if obj["kind"] == labels.CHECKPOINT_KIND or obj["metadata"]["namespace"] == "plimsoll-system":
             return obj
         assert (obj["kind"], subresource) == (labels.KIND, "status"), "nothing but the own status is written"
         return self._store({**self.object, "status": obj["status"]})
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str | None = None) -> None:
-        assert (resource.kind, name) == (labels.ADMISSION_KIND, KEY[1])
-        self.limits.clear()
+        objects = self.services if resource.kind == "Service" else self.limits
+        assert (resource.kind, name) in ((labels.ADMISSION_KIND, KEY[1]), ("Service", f"{KEY[1]}-targets"))
+        for one in objects:
+            self.cache.remove(one)
+        objects.clear()
 
     async def is_terminating(self, namespace: str) -> bool:
         return False

@@ -169,7 +169,7 @@ class SingleService:
     def limits(self) -> Object | None:
         """What the operator has published to the gateways."""
         found = self.cache.get(labels.ADMISSION_KIND, KEY)
-        return None if found is None else dict(found["limits"])
+        return None if not (found or {}).get("limits") else dict(found["limits"])
 
     def deployment(self, tier: str) -> Object:
         found = self.cache.get("Deployment", (KEY[0], f"{KEY[1]}-{tier}"))

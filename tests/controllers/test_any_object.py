@@ -19,7 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.aio import client
 
-from plimsoll.adapters.kube_client import KubeClient, WatchEvent
+from plimsoll.adapters.kube_client import (
+    ENDPOINTSLICES,
+    INFERENCESERVICEADMISSIONS,
+    INFERENCESERVICES,
+    KubeClient,
+    WatchEvent,
+    received,
+)
 from plimsoll.adapters.lease import RenewalLeaseLock
 from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
@@ -34,17 +41,20 @@ from plimsoll.controllers.isolation import ObjectErrors
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile import applied_cache, condition_events, pod_diagnosis, service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainReports, drain_timeout_of
+from plimsoll.controllers.reconcile.engine_publication import published_engines
 from plimsoll.controllers.reconcile.object_plan import plan_objects
 from plimsoll.controllers.reconcile.observe import affected_services, observe
 from plimsoll.controllers.reconcile.status_inputs import collect_status_inputs, desired_replicas, names_of
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
+from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
+from plimsoll.gateway.service_catalog import CatalogBuilder
+from plimsoll.gateway.watch_cache import WatchCache
 from plimsoll.resources import object_meta, objects
 from plimsoll.resources.platform_config import EngineRolloutSettings
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, no_event
-from tests.gateway.kube_objects import build_catalog
 
 Object = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -54,7 +64,7 @@ KEY = ("team", "chat")
 ALWAYS = {("metadata",), ("kind",), ("apiVersion",)} | {
     ("metadata", name) for name in ("name", "namespace", "uid", "creationTimestamp")
 }
-UNTYPED = {labels.KIND: "status", labels.ADMISSION_KIND: "limits"}
+UNTYPED = {labels.KIND: ("status",), labels.ADMISSION_KIND: ("limits", "engines")}
 # What a later version of a definition may do to the operator's part of a custom resource: nothing holds its types.
 LATER: tuple[Any, ...] = ("FromALaterVersion", 7, True, [1, "x", None], {"odd": {"deep": None}}, 1e300)
 
@@ -83,7 +93,8 @@ def a_service() -> Object:
 
 def an_admission() -> Object:
     limits = AdmissionLimits(("default",), None, 1.0, 2.0, True, {"gw": 1}, ((1.0, 2.0),))
-    found = objects.admission(a_service(), limits)
+    engines = published_engines([a_deployment()], [a_pod(), a_leaving_pod()], [])
+    found = objects.admission(a_service(), codec.encode(limits), engines)
     found["metadata"] |= {"uid": "a", "resourceVersion": "7", "creationTimestamp": "2026-01-01T00:00:00Z"}
     return found
 
@@ -132,6 +143,21 @@ def a_leaving_pod() -> Object:
     return found
 
 
+def a_slice() -> Object:
+    slice_labels = {labels.SERVICE: KEY[1], labels.ROLE: "serve", labels.SLICE_SERVICE: f"{KEY[1]}-serve"}
+    engine = {
+        "addresses": ["10.0.0.1"],
+        "conditions": {"serving": True, "terminating": False},
+        "targetRef": {"name": a_pod()["metadata"]["name"], "uid": "p"},
+    }
+    return {
+        "kind": "EndpointSlice",
+        "metadata": {"name": "s", "namespace": KEY[0], "uid": "s", "labels": slice_labels},
+        "ports": [{"name": "api", "port": 8000}],
+        "endpoints": [engine],
+    }
+
+
 def a_deployment() -> Object:
     found = builders.deployment(a_service(), "serve", replicas=2, ready=1)
     found["spec"]["template"] = {"metadata": {"labels": {}}, "spec": a_pod()["spec"]}
@@ -177,7 +203,7 @@ def damaged(whole: Object, draw: Random) -> Object:
         try:
             for name in way:
                 holder = holder[name]
-            _damage(holder, last, draw, loose=path[0] == UNTYPED.get(whole["kind"]))
+            _damage(holder, last, draw, loose=path[0] in UNTYPED.get(whole["kind"], ()))
         except (KeyError, IndexError, TypeError):
             continue  # an earlier change has removed it
     return found
@@ -285,6 +311,17 @@ def in_the_lease(lease: Object) -> None:
     RenewalLeaseLock("n", "ns", "me", api_client(), 1.0).election_record(found)
 
 
+def in_a_gateway(*found: Object) -> None:
+    """A service, a slice and an InferenceServiceAdmission, in two versions."""
+    cache, builder = WatchCache(), CatalogBuilder()
+    for resource, obj in zip((INFERENCESERVICES, ENDPOINTSLICES, INFERENCESERVICEADMISSIONS), found, strict=True):
+        cache.apply(resource, None, WatchEvent("SYNC", {}, (received(obj),)))
+    for _ in range(2):
+        changes = cache.take_changes()
+        builder.update(changes.services, changes.slices, changes.admissions)
+        cache.apply(ENDPOINTSLICES, None, WatchEvent("MODIFIED", received(found[1])))
+
+
 PODS: dict[str, Callable[[Object], object]] = {
     "store": stored,
     "endings": in_endings,
@@ -296,7 +333,6 @@ PODS: dict[str, Callable[[Object], object]] = {
     "gateways": in_gateways,
     "reconcile": lambda pod: round_of(stored(pod)),
     "autoscale": lambda pod: ticks_of(stored(pod)),
-    "gateway": lambda pod: build_catalog([a_service()], [pod]),
 }
 DEPLOYMENTS: dict[str, Callable[[Object], object]] = {
     "store": stored,
@@ -313,12 +349,12 @@ SERVICES: dict[str, Callable[[Object], object]] = {
     "rollout of engines": lambda obj: rollout_of(stored(obj)),
     "reconcile": lambda obj: round_of(stored(obj)),
     "autoscale": lambda obj: ticks_of(stored(obj)),
-    "gateway": lambda obj: build_catalog([obj], [a_pod()]),
+    "gateway": lambda obj: in_a_gateway(obj, a_slice(), an_admission()),
 }
 ADMISSIONS: dict[str, Callable[[Object], object]] = {
     "reconcile": lambda obj: round_of(stored(obj)),
     "autoscale": lambda obj: ticks_of(stored(obj)),
-    "gateway": lambda obj: build_catalog([a_service()], [a_pod()], [obj]),
+    "gateway": lambda obj: in_a_gateway(a_service(), a_slice(), obj),
 }
 READERS = [
     *(pytest.param(a_pod, read, id=f"Pod, {name}") for name, read in PODS.items()),
@@ -326,6 +362,7 @@ READERS = [
     *(pytest.param(a_deployment, read, id=f"Deployment, {name}") for name, read in DEPLOYMENTS.items()),
     *(pytest.param(a_service, read, id=f"InferenceService, {name}") for name, read in SERVICES.items()),
     *(pytest.param(an_admission, read, id=f"InferenceServiceAdmission, {name}") for name, read in ADMISSIONS.items()),
+    pytest.param(a_slice, lambda obj: in_a_gateway(a_service(), obj, an_admission()), id="EndpointSlice, gateway"),
     pytest.param(a_revision, lambda obj: round_of(stored(obj)), id="ControllerRevision, reconcile"),
     pytest.param(a_lease, in_the_lease, id="Lease, election"),
 ]

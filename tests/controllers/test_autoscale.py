@@ -27,6 +27,7 @@ from plimsoll.core.ports import (
     ServiceReading,
     SloCounts,
 )
+from plimsoll.core.routing.published_engines import PublishedEngines
 from plimsoll.core.types import Role
 from plimsoll.resources import objects
 from plimsoll.telemetry import operator_metrics
@@ -260,7 +261,7 @@ def test_publication_reaches_report_and_survives_restart() -> None:
     assert report.published.cost_model is not None
     assert report.published.shares == {"gw-1": report.published.cost_model.batch}
     again = World(parent)
-    again.store.put(objects.admission(parent, report.published))
+    again.store.put(objects.admission(parent, codec.encode(report.published), PublishedEngines({})))
     again.store.put(builders.deployment(parent, "serve", replicas=5, ready=1))
     again.scaler.decide(NOW_S + 100.0)
     after = again.scaler.report(("team", "chat"))

@@ -23,7 +23,7 @@ from plimsoll.telemetry import gateway_metrics
 from tests import builders
 from tests.controllers.isolation_faults import CHAT, OTHER, Cluster, Object, error_count, fail
 from tests.controllers.test_autoscale import NOW_S, PROMISED
-from tests.gateway.kube_objects import build_catalog
+from tests.gateway.kube_objects import CatalogOfPods, published
 
 
 def scaler(
@@ -165,12 +165,16 @@ async def test_gateways_error_about_one_replica_stops_no_other() -> None:
 def test_fleet_leaves_out_what_cannot_be_read() -> None:
     parent, name = builders.service("chat"), "plimsoll_gateway_unreadable_objects_total"
     good = builders.pod(parent, "decode", "good", podIP="10.0.0.1")
-    bad = {"kind": "Pod", "metadata": {"labels": good["metadata"]["labels"]}, "status": {"podIP": "10.0.0.2"}}
+    (whole,), _ = published([parent], [good])
+    bad = {**whole, "metadata": {"name": "bad", "labels": whole["metadata"]["labels"]}}
     odd: Object = {"kind": labels.KIND, "metadata": {"uid": "u"}, "spec": {}}
     before = {
-        kind: gateway_metrics.GATEWAY.get_sample_value(name, {"kind": kind}) or 0.0 for kind in ("Pod", labels.KIND)
+        kind: gateway_metrics.GATEWAY.get_sample_value(name, {"kind": kind}) or 0.0
+        for kind in ("EndpointSlice", labels.KIND)
     }
-    found = build_catalog([parent, odd], [bad, good])
+    catalog = CatalogOfPods()
+    catalog.set([parent], [good])
+    found = catalog.builder.update({"team/odd": odd}, {"team/bad": bad}, {})
     assert [one.pod for one in found.services["team/chat"].endpoints] == ["good"]
     assert set(found.services) == {"team/chat"}
     after = {kind: gateway_metrics.GATEWAY.get_sample_value(name, {"kind": kind}) for kind in before}

@@ -12,9 +12,11 @@ from plimsoll.api.conditions import Condition
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.inference_pools.pool_writer import PoolWriter
-from plimsoll.controllers.targets.target_poller import MAX_ROUTED_TARGETS
+from plimsoll.core import codec
 from plimsoll.core.errors import NotFound
 from plimsoll.core.ports import GatewayReading
+from plimsoll.core.routing.published_engines import PublishedEngines
+from plimsoll.resources import object_meta
 from plimsoll.resources.inference_pool import match_labels
 from plimsoll.resources.platform_config import InferencePoolSettings
 from tests import builders
@@ -108,6 +110,8 @@ async def test_restarted_operator_keeps_the_selector_until_it_reads() -> None:
     await fleet.reconciler.reconcile(KEY)
     assert fleet.condition("Ready")[2] == "the target has not been read yet"
     assert selector(fleet) == "app=llm"
+    assert len(fleet.services) == 1
+    assert "serve" in codec.decode(PublishedEngines, fleet.limits[-1]["engines"]).current, "its engines still serve"
     fleet.unanswered = {"llm"}
     await fleet.run(2)
     assert fleet.condition("TargetUnusable")[1] == "TargetUnreadable"
@@ -121,6 +125,8 @@ async def test_forbidden_target_stays_routed_until_its_spec_changes() -> None:
     await fleet.run(2)
     assert fleet.condition("TargetUnusable")[1] == "TargetForbidden"
     assert selector(fleet) == "app=llm"
+    assert len(fleet.services) == 1
+    assert "serve" in codec.decode(PublishedEngines, fleet.limits[-1]["engines"]).current, "its engines still serve"
     fleet.edit(**{"spec.targets.serve.podSelector": "app=other"})
     await fleet.run(2)
     assert selector(fleet) is None
@@ -152,66 +158,6 @@ async def test_ready_engines_without_a_route_are_reported() -> None:
     assert fleet.condition("Ready")[1] == "NoGateway"
 
 
-@pytest.mark.parametrize(("ports", "reason"), [(MAX_ROUTED_TARGETS - 1, ""), (MAX_ROUTED_TARGETS, "TooManyTargets")])
-async def test_watches_of_gateways_are_bounded(ports: int, reason: str) -> None:
-    fleet = AdoptedFleet(**PORT)
-    names = [f"older-{number}" for number in range(ports)]
-    fleet.deployments |= {*names}
-    for name in names:
-        ref = {"spec.targets.serve.scaleTargetRef.name": name, "spec.targets.serve.podSelector": f"app={name}"}
-        fleet.selected[f"app={name}"] = 0
-        fleet.cache.put(service_object(name, "2025-01-01T00:00:00Z", **PORT, **ref))
-    await fleet.targets.poll()
-    await fleet.reconciler.reconcile(KEY)
-    assert fleet.condition("TargetUnusable")[1] == reason
-    assert selector(fleet) == (None if reason else "app=llm")
-
-
-async def test_namespaces_share_the_watches_of_gateways() -> None:
-    fleet = AdoptedFleet(**PORT)
-    fleet.selected["app=other"] = 0
-
-    def add(number: int) -> None:
-        name = f"older-{number}"
-        fleet.deployments.add(name)
-        ref = {"spec.targets.serve.scaleTargetRef.name": name, "spec.targets.serve.podSelector": "app=other"}
-        meta = {"metadata.namespace": "crowd"}
-        fleet.cache.put(
-            service_object(name, f"2025-01-01T00:{number // 60:02}:{number % 60:02}Z", **PORT, **ref, **meta)
-        )
-
-    def watched() -> list[int]:
-        states = [fleet.targets.states(("crowd", f"older-{n}"))["serve"] for n in range(MAX_ROUTED_TARGETS)]
-        return [number for number, state in enumerate(states) if state.selector is not None]
-
-    for number in range(MAX_ROUTED_TARGETS):
-        add(number)
-    await fleet.targets.poll()
-    assert watched() == list(range(MAX_ROUTED_TARGETS - 1)), "the youngest makes room for the other namespace"
-    await fleet.reconciler.reconcile(KEY)
-    assert selector(fleet) == "app=llm"
-    problem = fleet.targets.states(("crowd", f"older-{MAX_ROUTED_TARGETS - 1}"))["serve"].problem
-    assert problem is not None
-    assert problem.message == (
-        "gateways watch the pods of at most 100 targets with a port, and the share of namespace crowd is 99:"
-        " remove port from this target or from another one of the namespace"
-    )
-
-
-async def test_targets_that_are_taken_take_no_place_of_a_watch() -> None:
-    """Services that all name one target would else keep every other service from the gateways, with no watch at all."""
-    fleet = AdoptedFleet(**PORT)
-    fleet.deployments.add("shared")
-    fleet.selected["app=shared"] = 0
-    ref = {"spec.targets.serve.scaleTargetRef.name": "shared", "spec.targets.serve.podSelector": "app=shared"}
-    for number in range(MAX_ROUTED_TARGETS):
-        fleet.cache.put(service_object(f"older-{number}", "2025-01-01T00:00:00Z", **PORT, **ref))
-    await fleet.targets.poll()
-    await fleet.reconciler.reconcile(KEY)
-    assert fleet.condition("TargetUnusable")[1] == ""
-    assert selector(fleet) == "app=llm"
-
-
 async def test_too_long_selector_of_a_scale_is_refused() -> None:
     fleet = AdoptedFleet(**PORT)
     fleet.selector = f"app={'x' * 1021}"
@@ -221,6 +167,46 @@ async def test_too_long_selector_of_a_scale_is_refused() -> None:
         "TargetNotScalable",
         "status.selector in the scale of Deployment llm has 1025 characters, at most 1024 can be used: set podSelector",
     )
+
+
+async def test_selector_of_a_scale_without_pairs_is_refused() -> None:
+    """No Service can select by it, and neither can an InferencePool."""
+    fleet = AdoptedFleet(**PORT)
+    fleet.selector = "app in (llm,other)"
+    fleet.selected[fleet.selector] = 1
+    await fleet.run(1)
+    assert fleet.condition("TargetUnusable")[1:] == (
+        "TargetNotScalable",
+        "a Service selects pods by NAME=VALUE pairs alone, and status.selector in the scale of Deployment llm is app in"
+        " (llm,other): set podSelector to such pairs",
+    )
+    assert fleet.services == []
+
+
+async def test_service_of_a_routed_target_selects_its_pods() -> None:
+    """Kubernetes writes its EndpointSlices, also while the operator is down. Nothing of theirs changes."""
+    fleet = routed(AdoptedFleet(**PORT))
+    await fleet.run(2)
+    (made,) = fleet.services
+    assert object_meta.owner_uid(made) == fleet.object["metadata"]["uid"]
+    assert made["metadata"]["name"] == f"{KEY[1]}-targets"
+    assert made["metadata"]["labels"][labels.ROLE] == "serve"
+    port = {"name": "api", "port": 8000, "targetPort": 8000, "protocol": "TCP"}
+    assert made["spec"] == {"clusterIP": "None", "selector": {"app": "llm"}, "ports": [port]}
+    fleet.start_operator()
+    await fleet.reconciler.reconcile(KEY)
+    assert [one["spec"] for one in fleet.services] == [made["spec"]], "it stays until the target is read"
+    fleet.edit(**{"spec.targets.serve": {"scaleTargetRef": REF, "maxReplicas": 9}})
+    await fleet.run(2)
+    assert fleet.services == []
+
+
+async def test_target_that_selects_an_engine_of_a_tier_is_refused() -> None:
+    fleet = routed(AdoptedFleet(**PORT))
+    fleet.pod_labels = {labels.MANAGED_BY: "plimsoll", labels.SERVICE: "other", labels.ROLE: "serve"}
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[1] == "TargetOverlaps"
+    assert fleet.services == []
 
 
 class PooledFleet(AdoptedFleet):
@@ -269,20 +255,6 @@ async def test_target_without_port_has_no_pool() -> None:
     await fleet.targets.poll()
     assert await fleet.reconcile_pool() is None
     assert fleet.pools == []
-
-
-async def test_selector_that_no_pool_can_have_is_reported() -> None:
-    fleet = PooledFleet(**PORT)
-    fleet.selector = "app in (llm,other)"
-    fleet.selected[fleet.selector] = 1
-    await fleet.targets.poll()
-    found = await fleet.reconcile_pool()
-    assert fleet.pools == []
-    assert found is not None
-    assert found.message == (
-        "InferencePool llm-slo: a pool selects pods by NAME=VALUE pairs alone, and the selector of Deployment llm is"
-        " app in (llm,other): set spec.targets.serve.podSelector to such pairs"
-    )
 
 
 @pytest.mark.parametrize(

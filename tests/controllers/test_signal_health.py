@@ -17,9 +17,11 @@ from plimsoll.controllers.autoscale.signal_health import (
     STALE_CONFIG_SECONDS,
     UNSELECTED_SECONDS,
 )
+from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
 from plimsoll.core.ports import GatewayConfigState, GatewayReading
+from plimsoll.core.routing.published_engines import PublishedEngines
 from plimsoll.core.types import Role
 from plimsoll.resources import objects
 from tests import builders
@@ -275,7 +277,7 @@ def stale_message(world: World, start: int, seconds: int, taken: GatewayConfigSt
 def world_with_version(version: str = "7") -> World:
     world, parent = ready_world()
     world.store.put({**parent, "metadata": {**parent["metadata"], "resourceVersion": version}})
-    published = objects.admission(parent, AdmissionLimits(("default",)))
+    published = objects.admission(parent, codec.encode(AdmissionLimits(("default",))), PublishedEngines({}))
     published["metadata"] |= {"uid": "a", "resourceVersion": "8"}
     world.store.put(published)
     return world

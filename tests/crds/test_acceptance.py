@@ -12,6 +12,7 @@ import pytest
 from plimsoll.api.v1alpha1 import ConditionStatus, InferenceServiceStatus, SloStatus, TiersStatus, TierStatus, parse
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
+from plimsoll.core.routing.published_engines import EngineTemplate, PublishedEngines
 from plimsoll.resources import objects
 from tests.api.manifests import EXAMPLES, Manifest, adopted, aggregated, edited, engine_examples, examples, service
 from tests.api.statuses import STATUS
@@ -179,13 +180,14 @@ def test_full_status_is_stored_unchanged(kubectl: Kubectl) -> None:
 def test_admission_publication_round_trips(kubectl: Kubectl) -> None:
     parent = kubectl.apply(service(**{"metadata.name": "admitting"}))
     limits = AdmissionLimits(("default",), ready_capacity=0.5, starting=False, shares={"gateway-0": 7})
-    made = objects.admission(parent, limits)
+    engines = PublishedEngines({"serve": EngineTemplate("r1", max_queued=64)}, unplaced=("serve",))
+    made = objects.admission(parent, codec.encode(limits), engines)
     stored = kubectl.apply(made, "--server-side", "--field-manager=operator")
     assert stored["limits"] == codec.encode(limits)
     assert codec.decode(AdmissionLimits, stored["limits"]) == limits
-    empty = {"apiVersion": made["apiVersion"], "kind": made["kind"], "metadata": {"name": "other"}}
-    refused = kubectl.run("apply", "-f", "-", stdin=json.dumps(empty))
-    assert "limits: Required value" in refused.stderr
+    assert codec.decode(PublishedEngines, stored["engines"]) == engines
+    without = kubectl.apply(objects.admission(parent, None, engines), "--server-side", "--field-manager=operator")
+    assert "limits" not in without
 
 
 def test_admission_limits_of_earlier_release_are_pruned_from_status(kubectl: Kubectl) -> None:

@@ -1,16 +1,23 @@
-"""InferenceServices and engine pods as the API server would send them, and a source that reads them from a file."""
+"""InferenceServices and engine pods as the API server would send them.
+
+A gateway reads no engine pods, but what Kubernetes and the operator make of them: `published` makes both from pods.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from plimsoll.adapters.kube_client import Resource, WatchEvent
+from plimsoll.adapters.adopted_pod import adopted_copy
+from plimsoll.adapters.engine_of_pod import is_of_earlier_service
+from plimsoll.adapters.kube_client import received
+from plimsoll.adapters.normalize import value_at
 from plimsoll.api import labels
+from plimsoll.controllers.reconcile.engine_publication import published_engines
+from plimsoll.core import codec
+from plimsoll.core.routing.published_engines import PublishedEngines
 from plimsoll.gateway.service_catalog import CatalogBuilder, RoutableCatalog, ServiceCatalog, _read
+from plimsoll.resources import object_meta
 
 Object = dict[str, Any]
 
@@ -68,6 +75,141 @@ def split(objects: Iterable[Object]) -> tuple[list[Object], list[Object]]:
     given = list(objects)
     services = [{name: part for name, part in obj.items() if name != LIMITS} for obj in given]
     return services, [admission(obj, obj[LIMITS]) for obj in given if LIMITS in obj]
+
+
+ENGINE_PORT = 8000  # of a pod that names none
+
+
+def engine_slice(*pods: Object, service: str, role: str, port: int, targets: bool = False, name: str = "") -> Object:
+    """The EndpointSlice that Kubernetes makes of these pods of one Service."""
+    meta, suffix = pods[0]["metadata"], "targets" if targets else role
+    endpoints = []
+    for one in pods:
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in one["status"].get("conditions") or ())
+        terminating = bool(one["metadata"].get("deletionTimestamp"))
+        conditions = {"ready": ready and not terminating, "serving": ready, "terminating": terminating}
+        ref = {"kind": "Pod", "namespace": meta["namespace"], "name": one["metadata"]["name"], "uid": uid_of(one)}
+        endpoints.append({"addresses": [one["status"]["podIP"]], "conditions": conditions, "targetRef": ref})
+    slice_labels = {
+        labels.SERVICE: service,
+        labels.ROLE: role,
+        labels.SLICE_SERVICE: f"{service}-{suffix}",
+        labels.SLICE_MANAGED_BY: labels.SLICE_CONTROLLER,
+    }
+    made = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": name or f"{service}-{suffix}-{port}",
+            "namespace": meta["namespace"],
+            "labels": slice_labels,
+        },
+        "addressType": "IPv6" if ":" in pods[0]["status"]["podIP"] else "IPv4",
+        "ports": [{"name": "api", "port": port, "protocol": "TCP"}],
+        "endpoints": endpoints,
+    }
+    made["metadata"]["resourceVersion"] = object_meta.short_hash(made)
+    return received(made)
+
+
+def uid_of(pod: Object) -> str:
+    """The uid of a pod; one that a test gives none has its name."""
+    return str(pod["metadata"].get("uid") or f"uid-{pod['metadata']['name']}")
+
+
+def _with_uid(pod: Object) -> Object:
+    return {**pod, "metadata": {**pod["metadata"], "uid": uid_of(pod)}}
+
+
+def _is_listed(pod: Object) -> bool:
+    return bool(pod["status"].get("podIP")) and pod["status"].get("phase") not in ("Succeeded", "Failed")
+
+
+def slices_of(services: Iterable[Object], pods: Iterable[Object]) -> list[Object]:
+    """The EndpointSlices of these pods: of tiers by their labels, of targets that are published by theirs."""
+    found: dict[tuple[Any, ...], list[Object]] = {}
+    targets = [obj for obj in services if _target_port(obj) is not None]
+    for one in pods:
+        meta, own = one["metadata"], one["metadata"].get("labels") or {}
+        if not _is_listed(one):
+            continue
+        if labels.ROLE in own and labels.SERVICE in own:
+            place = (meta["namespace"], own[labels.SERVICE], own[labels.ROLE], _api_port(one), False)
+            found.setdefault(place, []).append(one)
+        for obj in targets:
+            if _is_target_pod(obj, one):
+                place = (meta["namespace"], obj["metadata"]["name"], "serve", _target_port(obj), True)
+                found.setdefault(place, []).append(one)
+    return [
+        engine_slice(*members, service=service, role=role, port=port, targets=is_target)
+        for (_, service, role, port, is_target), members in found.items()
+    ]
+
+
+def _target_port(obj: Object) -> int | None:
+    port = value_at(obj, "spec", "targets", "serve", "port")
+    return port if value_at(obj, "status", "tiers", "serve", "podSelector") else None
+
+
+def _is_target_pod(obj: Object, pod: Object) -> bool:
+    name, _, value = obj["status"]["tiers"]["serve"]["podSelector"].partition("=")
+    meta = pod["metadata"]
+    return meta["namespace"] == obj["metadata"]["namespace"] and (meta.get("labels") or {}).get(name) == value
+
+
+def _api_port(pod: Object) -> int:
+    containers = pod.get("spec", {}).get("containers") or ()
+    ports = (port for one in containers for port in one.get("ports") or () if port.get("name") == "api")
+    return next((int(port["containerPort"]) for port in ports), ENGINE_PORT)
+
+
+def engines_of(obj: Object, pods: Iterable[Object]) -> PublishedEngines:
+    """What the operator publishes of the engines of a service, whose workloads have the templates of the last pods."""
+    meta, own, earlier = obj["metadata"], list[Object](), list[Object]()
+    workloads: dict[str, Object] = {}
+    for one in map(_with_uid, pods):
+        pod_labels = one["metadata"].get("labels") or {}
+        if one["metadata"]["namespace"] != meta["namespace"]:
+            continue
+        if _target_port(obj) is not None and _is_target_pod(obj, one):
+            own.append(adopted_copy(one, meta["name"], "serve", {"port": _target_port(obj)}))
+        elif pod_labels.get(labels.SERVICE) == meta["name"] and is_of_earlier_service(one, obj):
+            earlier.append(one)
+        elif pod_labels.get(labels.SERVICE) == meta["name"]:
+            own.append(one)
+            role = pod_labels.get(labels.ROLE, "")
+            template = {"metadata": {"labels": pod_labels}, "spec": one.get("spec", {})}
+            workloads[role] = {
+                "kind": "Deployment",
+                "metadata": {"labels": {labels.ROLE: role}},
+                "spec": {"template": template},
+            }
+    return published_engines(workloads.values(), own, earlier)
+
+
+def published(
+    services: Iterable[Object], pods: Iterable[Object], admissions: Iterable[Object] = ()
+) -> tuple[list[Object], list[Object]]:
+    """The EndpointSlices of these pods, and the InferenceServiceAdmissions with what the operator says of them."""
+    given, engines = list(admissions), list(pods)
+    known = [obj for obj in services if value_at(obj, "metadata", "uid") and value_at(obj, "metadata", "namespace")]
+    by_key = {_key(one): one for one in given if value_at(one, "metadata", "namespace")}
+    found = [one for one in given if not value_at(one, "metadata", "namespace")]
+    by_service: dict[str, list[Object]] = {}
+    for one in engines:
+        name = (one["metadata"].get("labels") or {}).get(labels.SERVICE, "")
+        by_service.setdefault(f"{one['metadata']['namespace']}/{name}", []).append(one)
+    for obj in known:
+        own = engines if _target_port(obj) is not None else by_service.get(_key(obj), [])
+        document = codec.encode(engines_of(obj, own))
+        made = by_key.get(_key(obj)) or without_limits(obj, resourceVersion=object_meta.short_hash(document))
+        by_key[_key(obj)] = {**made, "engines": document}
+    return slices_of(known, engines), [*found, *by_key.values()]
+
+
+def without_limits(obj: Object, **changes: Any) -> Object:
+    """The InferenceServiceAdmission of a service without an SLO; `changes` go into its metadata."""
+    return {name: part for name, part in admission(obj, {}, **changes).items() if name != LIMITS}
 
 
 def catalog(objects: Iterable[Object], pods: Iterable[Object]) -> ServiceCatalog:
@@ -141,49 +283,34 @@ def gateway_pod(name: str, *, ready: bool = True, address: str = "", **changes: 
     }
 
 
-class FileSource:
-    """Objects of a JSON file {plural: [object]}; a replaced file is a new sync, no file an API server that is away."""
+class CatalogOfPods:
+    """The catalog of a gateway, as services and their pods change."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, has_engine_tls: bool = True) -> None:
+        self.builder = CatalogBuilder(has_engine_tls)
+        self._keys: tuple[set[str], ...] = set(), set(), set()
 
-    async def list(
-        self, resource: Resource, namespace: str | None = None, selector: str | None = None
-    ) -> tuple[list[Object], str]:
-        objects = json.loads(self._path.read_bytes())[resource.plural]
-        return [o for o in objects if _is_selected(o, namespace, selector)], ""
-
-    async def watch(
-        self, resource: Resource, namespace: str | None = None, selector: str | None = None
-    ) -> AsyncIterator[WatchEvent]:
-        before: tuple[int, int] | None = None
-        while True:
-            found = self._path.stat() if self._path.exists() else None
-            # A file of two replacements later can have the inode of the first.
-            now = found and (found.st_ino, found.st_mtime_ns)
-            if now is not None and now != before:
-                before = now
-                objects = json.loads(self._path.read_bytes())[resource.plural]
-                yield WatchEvent("SYNC", objects=tuple(o for o in objects if _is_selected(o, namespace, selector)))
-            await asyncio.sleep(0.02)
-
-
-def _is_selected(obj: Object, namespace: str | None, selector: str | None) -> bool:
-    """Whether a list of this namespace (None: all) with this selector (KEY or KEY=VALUE) has the object."""
-    meta = obj["metadata"]
-    key, _, value = (selector or "").partition("=")
-    found = meta.get("labels", {}).get(key)
-    return namespace in (None, meta["namespace"]) and (not key or (found == value if value else found is not None))
+    def set(
+        self, inference_services: Iterable[Object], pods: Iterable[Object] = (), admissions: Iterable[Object] = ()
+    ) -> ServiceCatalog:
+        """These are the objects from now on."""
+        services = list(inference_services)
+        slices, made = published(services, pods, admissions)
+        kinds = ((services, labels.KIND), (slices, "EndpointSlice"), (made, labels.ADMISSION_KIND))
+        found = tuple(
+            {key: obj for obj in objects if (key := _read(_key, kind, obj)) is not None} for objects, kind in kinds
+        )
+        gone = (dict.fromkeys(keys - objects.keys()) for keys, objects in zip(self._keys, found, strict=True))
+        known = self.builder.update(*(g | objects for g, objects in zip(gone, found, strict=True)))
+        self._keys = tuple(set(objects) for objects in found)
+        return known
 
 
 def build_catalog(
     inference_services: Iterable[Object], pods: Iterable[Object], admissions: Iterable[Object] = ()
 ) -> ServiceCatalog:
     """The catalog of these objects, without services that are being deleted."""
-    kinds = ((inference_services, labels.KIND), (pods, "Pod"), (admissions, labels.ADMISSION_KIND))
-    return CatalogBuilder().update(
-        *({key: obj for obj in objects if (key := _read(_key, kind, obj)) is not None} for objects, kind in kinds)
-    )
+    return CatalogOfPods().set(inference_services, pods, admissions)
 
 
 def with_healthy(known: ServiceCatalog, healthy_addresses: Mapping[str, Collection[str]]) -> ServiceCatalog:

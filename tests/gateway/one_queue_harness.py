@@ -18,12 +18,12 @@ from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.one_queue.coordinator import OneQueue
 from plimsoll.gateway.one_queue.tls_stream import PeerTls
 from plimsoll.gateway.picker import Picker, Reply
-from plimsoll.gateway.service_catalog import CatalogBuilder, ServiceCatalog
+from plimsoll.gateway.service_catalog import ServiceCatalog
 from plimsoll.gateway.settings import PickerSettings, TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
 from plimsoll.telemetry import gateway_metrics
-from tests.gateway.kube_objects import Object, split, with_healthy
-from tests.gateway.picker_harness import key_of, response_headers
+from tests.gateway.kube_objects import Object, build_catalog, split, with_healthy
+from tests.gateway.picker_harness import response_headers
 from tests.gateway.stack import wait_until
 from tests.ports import free_port
 
@@ -198,8 +198,7 @@ class Gateways:
 
 def make_catalog(services: tuple[Object, ...], pods: tuple[Object, ...]) -> ServiceCatalog:
     plain, admissions = split(services)
-    changes = ({key_of(obj): obj for obj in kind} for kind in (plain, pods, admissions))
-    known = CatalogBuilder().update(*changes)
+    known = build_catalog(plain, pods, admissions)
     healthy = {key: {e.address for e in s.serving_endpoints} for key, s in known.services.items()}
     return with_healthy(known, healthy)
 

@@ -23,11 +23,10 @@ from plimsoll.gateway.errors import ErrorResponse, from_header
 from plimsoll.gateway.gateway_limit import GatewayLimit
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.picker import Picker, Reply
-from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.settings import TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
 from plimsoll.telemetry import gateway_metrics
-from tests.gateway.kube_objects import LIMITS, Object, pod, service, split, with_healthy
+from tests.gateway.kube_objects import LIMITS, CatalogOfPods, Object, pod, service, split, with_healthy
 
 START_UNIX_S = 1_800_000_000.0  # the moment at which the monotonic clock is 0
 MIX = from_samples([500.0, 1000.0, 2000.0], [0.0, 0.0, 0.0], [100.0, 200.0, 400.0])
@@ -159,8 +158,7 @@ class PickerHarness:
         self.clock = FakeClock()
         trusting = Authenticator(trusted=TrustedHeaders())
         self.picker = Picker(Random(1), GATEWAY, authenticator or trusting, clock=self.clock)
-        self._catalog_builder = CatalogBuilder(has_engine_tls)
-        self._keys: tuple[set[str], ...] = set(), set(), set()
+        self._catalog = CatalogOfPods(has_engine_tls)
         self.requests = 0
         self.set_objects(*services, pods=pods)
 
@@ -177,10 +175,7 @@ class PickerHarness:
         unreachable: tuple[str, ...] = (),
     ) -> None:
         """The same, with InferenceServiceAdmissions of their own."""
-        found = tuple({key_of(obj): obj for obj in kind} for kind in (services, pods, admissions))
-        gone = (dict.fromkeys(keys - objects.keys()) for keys, objects in zip(self._keys, found, strict=True))
-        known = self._catalog_builder.update(*(g | objects for g, objects in zip(gone, found, strict=True)))
-        self._keys = tuple(set(objects) for objects in found)
+        known = self._catalog.set(services, pods, admissions)
         healthy = {
             key: {e.address for e in s.serving_endpoints if e.address not in unreachable}
             for key, s in known.services.items()

@@ -11,7 +11,7 @@ import uvloop
 
 from plimsoll.gateway.main import serve
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
-from tests.gateway.kube_objects import FileSource
+from tests.gateway.file_source import FileSource
 
 PATHS = ("tls_directory", "internal_tls", "peer_secret", "endpoint_picker_tls")
 

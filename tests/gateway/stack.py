@@ -24,7 +24,7 @@ from plimsoll.gateway.envoy.listener import MODEL_CLUSTER_PREFIX
 from plimsoll.gateway.settings import PickerSettings
 from tests.gateway.envoy_binary import ENVOY
 from tests.gateway.fake_engine import FakeEngine
-from tests.gateway.kube_objects import GATEWAY_SELECTOR, SYSTEM, Object, split
+from tests.gateway.kube_objects import GATEWAY_SELECTOR, SYSTEM, Object, published, split
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,8 @@ class GatewayStack:
         self.log = directory / "processes.log"
         self.engines: list[FakeEngine] = []
         self._objects: dict[str, list[Object]] = {
-            name: [] for name in ("inferenceservices", "inferenceserviceadmissions", "pods", "gateways", "secrets")
+            name: []
+            for name in ("inferenceservices", "inferenceserviceadmissions", "endpointslices", "pods", "secrets")
         }
         self.picker: subprocess.Popen[bytes] | None = None
         self.envoy: subprocess.Popen[bytes] | None = None
@@ -147,11 +148,12 @@ class GatewayStack:
     def write_objects(self, objects: Iterable[Object], pods: Iterable[Object]) -> None:
         """From now on these are the API server's services and engine pods."""
         services, admissions = split(objects)
-        self._write({"inferenceservices": services, "inferenceserviceadmissions": admissions, "pods": list(pods)})
+        slices, admissions = published(services, pods, admissions)
+        self._write({"inferenceservices": services, "inferenceserviceadmissions": admissions, "endpointslices": slices})
 
     def write_gateways(self, *gateways: Object) -> None:
         """From now on these are the API server's gateway pods."""
-        self._write({"gateways": list(gateways)})
+        self._write({"pods": list(gateways)})
 
     def write_secrets(self, *secrets: Object) -> None:
         """From now on these are the API server's Secrets."""
@@ -159,8 +161,7 @@ class GatewayStack:
 
     def _write(self, changed: dict[str, list[Object]]) -> None:
         self._objects |= changed
-        found = {**self._objects, "pods": [*self._objects["pods"], *self._objects["gateways"]]}
-        write_if_changed(self.objects_file, json.dumps(found).encode())
+        write_if_changed(self.objects_file, json.dumps(self._objects).encode())
 
     async def engine(self, host: str = "127.0.0.1") -> FakeEngine:
         self.engines.append(await FakeEngine(host).start())

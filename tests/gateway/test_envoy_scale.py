@@ -24,9 +24,8 @@ from plimsoll.gateway.envoy.admin import EnvoyUnavailable
 from plimsoll.gateway.envoy.ads_server import AdsServer
 from plimsoll.gateway.envoy.bootstrap import write_files
 from plimsoll.gateway.envoy.delta import AppliedEndpoints
-from plimsoll.gateway.service_catalog import CatalogBuilder
 from tests.gateway.background_load import BackgroundLoad
-from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.kube_objects import CatalogOfPods, Object, pod, published, service
 from tests.gateway.quantity_attacks import ENVOY_MEMORY_BYTES, peak_bytes
 from tests.gateway.stack import TIMEOUT_S, GatewayStack, stop, wait_until
 
@@ -149,7 +148,7 @@ async def test_many_services_change_under_traffic(lone: GatewayStack, services: 
 
 async def test_changed_endpoints_of_one_service_are_sent_alone(lone: GatewayStack) -> None:
     """Prints the time from the change of a pod to its acknowledgement by Envoy, without the API server's watch."""
-    fleet, builder = Fleet(f"127.0.0.1:{PORT}", SERVICES), CatalogBuilder()
+    fleet, catalog = Fleet(f"127.0.0.1:{PORT}", SERVICES), CatalogOfPods()
     acknowledged: Queue[AppliedEndpoints] = Queue()
     lone.settings.directory.mkdir(parents=True)
     write_files(lone.settings)
@@ -159,21 +158,21 @@ async def test_changed_endpoints_of_one_service_are_sent_alone(lone: GatewayStac
     access_log.open()  # Envoy waits for its reader
     server.start()
     try:
-        server.publish(builder.update(by_key(fleet.services), by_key(fleet.all_pods), {}))
+        server.publish(catalog.set(fleet.services, fleet.all_pods))
         lone.start_envoy()
         known: set[str] = set()
         while len(known) <= SERVICES:
             known |= (await asyncio.to_thread(acknowledged.get, timeout=TIMEOUT_S)).addresses.keys()
         seconds = []
         for n in range(CHANGES):
-            former = by_key(fleet.by_service[f"s{n}"])
             fleet.move(f"s{n}", SERVICES + n)
-            changed = by_key(fleet.by_service[f"s{n}"])
+            changed = fleet.by_service[f"s{n}"]
+            slices, admissions = published([service(f"s{n}")], changed)
             started_s = time.monotonic()
-            server.publish(builder.update({}, {**dict.fromkeys(former), **changed}, {}))
+            server.publish(catalog.builder.update({}, by_key(slices), by_key(admissions)))
             applied = await asyncio.to_thread(acknowledged.get, timeout=TIMEOUT_S)
             seconds.append(time.monotonic() - started_s)
-            assert applied.addresses == {f"team/s{n}": {f"{one['status']['podIP']}:{PORT}" for one in changed.values()}}
+            assert applied.addresses == {f"team/s{n}": {f"{one['status']['podIP']}:{PORT}" for one in changed}}
         assert lone.envoy is not None
         peak = peak_bytes(lone.envoy.pid)
         print(

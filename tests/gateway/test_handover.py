@@ -12,9 +12,9 @@ from aiohttp import web
 from plimsoll.api import labels
 from plimsoll.core.routing.endpoint import Endpoint, Leaving
 from plimsoll.core.types import Role
-from plimsoll.gateway.handover import Handover, leaving
-from plimsoll.gateway.service_catalog import CatalogBuilder, RoutableCatalog
-from tests.gateway.kube_objects import Object, build_catalog, pod, service
+from plimsoll.gateway.handover import Handover
+from plimsoll.gateway.service_catalog import RoutableCatalog
+from tests.gateway.kube_objects import CatalogOfPods, Object, build_catalog, pod, service
 from tests.gateway.stack import GatewayStack, wait_until
 
 DELETED = {"deletionTimestamp": "2026-06-01T00:00:00Z"}
@@ -87,16 +87,15 @@ def test_unready_leaving_engine_serves_nobody() -> None:
 def test_engine_with_a_short_grace_period_is_let_go() -> None:
     hurried = going(deletionGracePeriodSeconds=30)
     hurried["spec"]["terminationGracePeriodSeconds"] = 625
-    assert leaving(hurried) is Leaving.AT_ONCE
+    assert serving(hurried) == []
     hurried["metadata"]["deletionGracePeriodSeconds"] = 625
-    assert leaving(hurried) is Leaving.HANDS_OVER
+    assert serving(hurried) == [LEAVING]
 
 
 def test_leader_of_several_pods_is_let_go() -> None:
     """Its replacement has its name, so it starts only afterwards."""
     leader = going()
     leader["metadata"]["labels"][labels.SET_NAME] = "chat-serve"
-    assert leaving(leader) is Leaving.AT_ONCE
     assert serving(leader) == []
 
 
@@ -122,27 +121,22 @@ def test_deleted_namespace_lets_its_engines_go() -> None:
 
 
 def test_placed_replacement_keeps_the_last_engine_again() -> None:
-    builder, waits = CatalogBuilder(), unplaced()
-    name = f"team/{waits['metadata']['name']}"
-    found = builder.update({"team/chat": service()}, {"team/leaving": going(), name: waits}, {})
-    assert found.services["team/chat"].serving_endpoints == ()
-    found = builder.update({}, {name: pod("10.0.0.9:8000", ready=False)}, {})
+    catalog, waits = CatalogOfPods(), unplaced()
+    assert catalog.set([service()], [going(), waits]).services["team/chat"].serving_endpoints == ()
+    found = catalog.set([service()], [going(), pod("10.0.0.9:8000", ready=False)])
     assert [e.address for e in found.services["team/chat"].serving_endpoints] == [LEAVING]
-    found = builder.update({"team/chat": None}, {name: None, "team/leaving": None}, {})
-    assert found.services == {}
+    assert catalog.set([]).services == {}
 
 
 def test_engine_that_refuses_is_let_go_until_another_has_its_address() -> None:
     """As one of an earlier image, which rejects requests while its pod is still ready."""
-    builder = CatalogBuilder()
-    assert builder.update({"team/chat": service()}, {"team/a": going()}, {}).services["team/chat"].serving_endpoints
-    builder.mark_refusing(LEAVING)
-    assert not builder.update({}, {}, {}).services["team/chat"].serving_endpoints
-    ended = going()
-    ended["status"]["phase"] = "Failed"  # Kubernetes may keep such a pod for long
-    builder.update({}, {"team/a": ended}, {})
-    found = builder.update({}, {"team/b": going()}, {})
-    assert found.services["team/chat"].serving_endpoints
+    catalog, ended = CatalogOfPods(), going()
+    assert catalog.set([service()], [going()]).services["team/chat"].serving_endpoints
+    catalog.builder.mark_refusing(LEAVING)
+    assert not catalog.builder.update({}, {}, {}).services["team/chat"].serving_endpoints
+    ended["status"]["phase"] = "Failed"  # Kubernetes may keep such a pod for long, but not in a slice
+    catalog.set([service()], [ended])
+    assert catalog.set([service()], [going(uid="another")]).services["team/chat"].serving_endpoints
 
 
 def test_last_engine_is_routable_until_envoy_knows_its_successor() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from plimsoll.core.admission.publication import FORMAT_VERSION
-from tests.gateway.kube_objects import LIMITS, Object, admission, split
+from tests.gateway.kube_objects import LIMITS, Object, admission, split, without_limits
 from tests.gateway.picker_harness import PickerHarness, engine_names, service_with_slo
 
 
@@ -17,7 +17,7 @@ def deleted(obj: Object) -> Object:
 
 
 LOST: dict[str, Callable[[Object], list[Object]]] = {
-    "absent": lambda obj: [],
+    "absent": lambda obj: [without_limits(obj)],
     "of a deleted service": lambda obj: [admission(deleted(obj), obj[LIMITS])],
     "without an owner": lambda obj: [admission(obj, obj[LIMITS], ownerReferences=[])],
     "of a newer format": lambda obj: [admission(obj, {"version": FORMAT_VERSION + 1}, resourceVersion="12")],

@@ -16,13 +16,14 @@ from plimsoll.gateway.app import GatewayProcess
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.objectives import ObjectiveStore
 from plimsoll.gateway.picker import Picker
-from plimsoll.gateway.service_catalog import CatalogBuilder, ServiceCatalog
+from plimsoll.gateway.service_catalog import ServiceCatalog
 from plimsoll.gateway.settings import PickerSettings, TrustedHeaders
 from plimsoll.gateway.watch_cache import WATCHED_RESOURCES
 from plimsoll.telemetry.gateway_metrics import GATEWAY
 from tests.gateway.endpoint_picker_harness import body_message, first_message, serve
-from tests.gateway.kube_objects import FileSource, Object, split, with_healthy
-from tests.gateway.picker_harness import engine_names, key_of, service_with_slo
+from tests.gateway.file_source import FileSource
+from tests.gateway.kube_objects import CatalogOfPods, Object, split, with_healthy
+from tests.gateway.picker_harness import engine_names, service_with_slo
 
 OBJECTIVE_HEADER = "x-gateway-inference-objective"
 NAMES = ("default", "high", "batch")
@@ -44,9 +45,9 @@ def store_of(*objectives: Object) -> ObjectiveStore:
     return store
 
 
-def build(builder: CatalogBuilder, *services: Object, pods: tuple[Object, ...] = ()) -> ServiceCatalog:
+def build(catalog: CatalogOfPods, *services: Object, pods: tuple[Object, ...] = ()) -> ServiceCatalog:
     plain, admissions = split(services)
-    known = builder.update(*({key_of(obj): obj for obj in kind} for kind in (plain, pods, admissions)))
+    known = catalog.set(plain, pods, admissions)
     return with_healthy(known, {key: {e.address for e in s.serving_endpoints} for key, s in known.services.items()})
 
 
@@ -104,7 +105,7 @@ def test_useless_objective_is_counted_and_logged_once(
 ) -> None:
     plain = service_with_slo("plain")
     del plain["spec"]["slo"]
-    catalog = build(CatalogBuilder(), service_with_slo(admission=CLASSES, classes=NAMES), plain)
+    catalog = build(CatalogOfPods(), service_with_slo(admission=CLASSES, classes=NAMES), plain)
     store = store_of(useless, objective("good"))
     with caplog.at_level(logging.WARNING):
         store.report(catalog)
@@ -117,15 +118,15 @@ def test_useless_objective_is_counted_and_logged_once(
 
 
 def test_changed_objective_changes_the_class_at_once() -> None:
-    builder = CatalogBuilder()
-    build(builder, service_with_slo(admission=CLASSES, classes=NAMES))
+    catalog = CatalogOfPods()
+    build(catalog, service_with_slo(admission=CLASSES, classes=NAMES))
     for priority, expected in ((10, "high"), (-10, "batch")):
-        builder.set_objectives(store_of(objective("theirs", priority=priority)).by_service())
-        policy = builder.update({}, {}, {}).services["team/chat"].policy
+        catalog.builder.set_objectives(store_of(objective("theirs", priority=priority)).by_service())
+        policy = catalog.builder.update({}, {}, {}).services["team/chat"].policy
         assert policy is not None
         assert policy.class_of(b"theirs").name == expected
-    builder.set_objectives({})
-    policy = builder.update({}, {}, {}).services["team/chat"].policy
+    catalog.builder.set_objectives({})
+    policy = catalog.builder.update({}, {}, {}).services["team/chat"].policy
     assert policy is not None
     assert policy.is_unknown(b"theirs")
 
@@ -136,10 +137,12 @@ def test_changed_objective_changes_the_class_at_once() -> None:
 )
 async def test_objective_of_a_header_decides_the_class(named: str, expected: str, unknown: int) -> None:
     """Through the endpoint picker, as a gateway of another product asks it."""
-    builder = CatalogBuilder()
-    builder.set_objectives(store_of(objective("urgent", priority=50), objective("nightly", priority=-5)).by_service())
+    catalog = CatalogOfPods()
+    catalog.builder.set_objectives(
+        store_of(objective("urgent", priority=50), objective("nightly", priority=-5)).by_service()
+    )
     picker = Picker(Random(1), "gateway-0", Authenticator(trusted=TrustedHeaders()))
-    picker.set_catalog(build(builder, service_with_slo(admission=CLASSES, classes=NAMES), pods=engine_names(1)))
+    picker.set_catalog(build(catalog, service_with_slo(admission=CLASSES, classes=NAMES), pods=engine_names(1)))
     before = value("plimsoll_gateway_unknown_classes_total", service="team/chat")
     async with serve(picker=picker) as server:
         await server.ask(first_message({OBJECTIVE_HEADER: named} if named else None), body_message())

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS, WatchEvent
+from plimsoll.adapters.kube_client import ENDPOINTSLICES, INFERENCESERVICEADMISSIONS, INFERENCESERVICES, WatchEvent
 from plimsoll.core.histogram import LATENCY_EDGES_S
 from plimsoll.gateway import routes
 from plimsoll.gateway.body_budget import BodyBudget
@@ -324,9 +324,9 @@ def test_watch_cache_is_synced_after_first_list_of_each_scope() -> None:
     listed = service(namespace="a")
     objects.apply(INFERENCESERVICES, "a", WatchEvent("SYNC", objects=(listed,)))
     objects.apply(INFERENCESERVICES, "b", WatchEvent("SYNC"))
-    objects.apply(PODS, "a", WatchEvent("SYNC"))
+    objects.apply(ENDPOINTSLICES, "a", WatchEvent("SYNC"))
     assert not objects.synced
-    objects.apply(PODS, "b", WatchEvent("SYNC"))
+    objects.apply(ENDPOINTSLICES, "b", WatchEvent("SYNC"))
     objects.apply(INFERENCESERVICEADMISSIONS, "a", WatchEvent("SYNC"))
     assert not objects.synced, "without its limits a service would admit everything"
     objects.apply(INFERENCESERVICEADMISSIONS, "b", WatchEvent("SYNC"))
@@ -341,9 +341,9 @@ def test_watch_cache_tells_changes_once() -> None:
     objects.apply(INFERENCESERVICES, None, WatchEvent("ADDED", two))
     changed = service("one", model="other")
     objects.apply(INFERENCESERVICES, None, WatchEvent("MODIFIED", changed))
-    objects.apply(PODS, None, WatchEvent("ADDED", service("pod")))
+    objects.apply(ENDPOINTSLICES, None, WatchEvent("ADDED", service("pod")))
     changes = objects.take_changes()
-    assert (changes.services, changes.pods.keys()) == ({"team/one": changed, "team/two": two}, {"team/pod"})
+    assert (changes.services, changes.slices.keys()) == ({"team/one": changed, "team/two": two}, {"team/pod"})
     for _ in range(2):
         objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
         assert objects.take_changes().services == {"team/one": None}

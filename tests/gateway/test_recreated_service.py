@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.gateway.service_catalog import CatalogBuilder, ServiceCatalog
-from tests.gateway.kube_objects import Object, build_catalog, pod, service
+from plimsoll.gateway.service_catalog import ServiceCatalog
+from tests.gateway.kube_objects import CatalogOfPods, Object, build_catalog, pod, service
 
 CREATED = "2026-01-02T03:04:05Z"  # of the service
 BEFORE = "2026-01-02T03:00:00Z"
@@ -36,12 +36,12 @@ def test_engine_within_clock_skew_of_its_service_is_an_endpoint() -> None:
 
 
 def test_recreated_service_loses_the_engines_of_the_first() -> None:
-    builder, first = CatalogBuilder(), service(creationTimestamp="2026-01-01T00:00:00Z", uid="first")
-    old = engine("10.0.0.1:8000", BEFORE)
-    assert addresses(builder.update({"team/chat": first}, {"team/old": old}, {})) == ["10.0.0.1:8000"]
-    assert addresses(builder.update({"team/chat": service()}, {}, {})) == []
-    new = engine("10.0.0.2:8000", CREATED)
-    assert addresses(builder.update({}, {"team/old": None, "team/new": new}, {})) == ["10.0.0.2:8000"]
+    catalog, first = CatalogOfPods(), service(creationTimestamp="2026-01-01T00:00:00Z", uid="first")
+    old, new = engine("10.0.0.1:8000", BEFORE), engine("10.0.0.2:8000", CREATED)
+    assert addresses(catalog.set([first], [old])) == ["10.0.0.1:8000"]
+    assert addresses(catalog.builder.update({"team/chat": service()}, {}, {})) == [], "the operator is not there yet"
+    assert addresses(catalog.set([service()], [old])) == []
+    assert addresses(catalog.set([service()], [old, new])) == ["10.0.0.2:8000"]
 
 
 def test_lengths_of_an_earlier_service_are_not_its_successors() -> None:

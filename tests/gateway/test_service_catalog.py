@@ -13,8 +13,8 @@ from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.endpoint import Leaving
 from plimsoll.core.types import Role
 from plimsoll.engines.vllm import DEFAULT_MAX_NUM_SEQS
-from plimsoll.gateway.service_catalog import CatalogBuilder, RoutableCatalog
-from tests.gateway.kube_objects import Object, build_catalog, pod, service, with_healthy
+from plimsoll.gateway.service_catalog import RoutableCatalog
+from tests.gateway.kube_objects import CatalogOfPods, Object, build_catalog, pod, service, with_healthy
 
 
 def test_service_has_model_name_and_long_name() -> None:
@@ -182,7 +182,7 @@ def test_max_queued_is_that_of_the_largest_engine() -> None:
 
 def test_incremental_catalog_equals_full_one() -> None:
     """Random changes of services, pods, owners of names and deletions, in any order."""
-    random, builder = Random(7), CatalogBuilder()
+    random, catalog = Random(7), CatalogOfPods()
     services: dict[str, Object] = {}
     pods: dict[str, Object] = {}
     for _ in range(400):
@@ -203,16 +203,16 @@ def test_incremental_catalog_equals_full_one() -> None:
                 changed_pods[f"team/{pod_name}"] = one if random.random() < 0.7 else None
         services = {k: v for k, v in (services | changed_services).items() if v is not None}
         pods = {k: v for k, v in (pods | changed_pods).items() if v is not None}
-        assert builder.update(changed_services, changed_pods, {}) == build_catalog(services.values(), pods.values())
+        assert catalog.set(services.values(), pods.values()) == build_catalog(services.values(), pods.values())
 
 
 def test_incremental_catalog_keeps_unchanged_entries() -> None:
-    builder, routable = CatalogBuilder(), RoutableCatalog()
+    catalog, routable = CatalogOfPods(), RoutableCatalog()
     known = {"team/one": frozenset({"10.0.0.1:8"}), "team/two": frozenset({"10.0.0.2:8"})}
-    engines = {"team/a": pod("10.0.0.1:8", service="one"), "team/b": pod("10.0.0.2:8", service="two")}
-    first = builder.update({"team/one": service("one"), "team/two": service("two")}, engines, {})
+    engines = [pod("10.0.0.1:8", service="one"), pod("10.0.0.2:8", service="two")]
+    first = catalog.set([service("one"), service("two")], engines)
     marked = routable.update(first, known)
-    second = builder.update({}, {"team/b": None}, {})
+    second = catalog.builder.update({}, {"team/two-serve-8": None}, {})
     assert second.services["team/one"] is first.services["team/one"]
     assert second.services["team/two"].endpoints == ()
     assert routable.update(second, known).services["team/one"] is marked.services["team/one"]

@@ -111,10 +111,9 @@
 - apiGroups: [plimsoll.dev]
   resources: [inferenceservices, inferenceserviceadmissions]
   verbs: [list, watch]
-# Engine pods, by their label. EndpointSlices do not suffice: they lack the revision, without which a prefill and a decode
-# engine of different revisions would be paired, and the arguments that say how many requests an engine takes.
-- apiGroups: [""]
-  resources: [pods]
+# Addresses and readiness of engines. What else a gateway must know of them is in the InferenceServiceAdmission.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
   verbs: [list, watch]
 {{- end }}
 

@@ -90,6 +90,7 @@ INFERENCESERVICECHECKPOINTS = Resource(labels.GROUP, labels.VERSION, labels.CHEC
 INFERENCESERVICEADMISSIONS = Resource(labels.GROUP, labels.VERSION, labels.ADMISSION_PLURAL, labels.ADMISSION_KIND)
 PODS = Resource("", "v1", "pods", "Pod")
 SERVICES = Resource("", "v1", "services", "Service")
+ENDPOINTSLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 SERVICEACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 NAMESPACE_TERMINATING = "because it is being terminated"  # the API server's reason to create nothing in a namespace
 EVENTS = Resource("", "v1", "events", "Event")
@@ -442,6 +443,8 @@ def watch_timeout(resource: Resource) -> aiohttp.ClientTimeout:
 
 def received(obj: Object) -> Object:
     """Return an object as the process stores it: trimmed, without nulls and within the size limits."""
+    if obj.get("kind") == ENDPOINTSLICES.kind:  # one of a large tier is within them once it is trimmed
+        return normalize(bounded(trimmed(obj)))
     return normalize(trimmed(bounded(obj)))
 
 

@@ -82,6 +82,16 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
         }
     },
     "InferenceServiceAdmission": {"limits": {}},
+    "EndpointSlice": {
+        "endpoints": [
+            {
+                "addresses": [str],
+                "conditions": {"serving": bool, "terminating": bool},
+                "targetRef": {"name": str, "uid": str},
+            }
+        ],
+        "ports": [{"name": str, "port": int}],
+    },
 }
 
 

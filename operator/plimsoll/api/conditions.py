@@ -113,7 +113,6 @@ class ConditionReason(StrEnum):
     TARGET_UNREADABLE = "TargetUnreadable"
     TARGET_TAKEN = "TargetTaken"
     TARGET_OVERLAPS = "TargetOverlaps"
-    TOO_MANY_TARGETS = "TooManyTargets"
     REPLICAS_OWNED = "ReplicasOwned"
     DEMAND_UNKNOWN = "DemandUnknown"
     DECISION_FAILED = "DecisionFailed"
@@ -206,7 +205,6 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.TARGET_UNREADABLE: "The API server fails to return the target, its scale or its pods.",
     ConditionReason.TARGET_TAKEN: "Another InferenceService sizes the target already.",
     ConditionReason.TARGET_OVERLAPS: "An older InferenceService already has pods of the target as its engines.",
-    ConditionReason.TOO_MANY_TARGETS: "Other targets have the namespace's share of those that gateways watch.",
     ConditionReason.REPLICAS_OWNED: "Something else sets the replica count. For a target, Plimsoll then only "
     "recommends. For a tier it sets the count back.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen.",

@@ -51,6 +51,11 @@ NAME = "app.kubernetes.io/name"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 
+# Kubernetes' labels of an EndpointSlice: the Service that it belongs to, and who writes it.
+SLICE_SERVICE = "kubernetes.io/service-name"
+SLICE_MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
+SLICE_CONTROLLER = "endpointslice-controller.k8s.io"
+
 # Annotation on such pods, if the user named the metrics: port, path and names.
 METRICS = "plimsoll.dev/metrics"
 

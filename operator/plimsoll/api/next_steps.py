@@ -48,7 +48,6 @@ NEXT_STEPS: dict[ConditionReason, str] = {
     ConditionReason.TARGET_UNREADABLE: "wait, and check the API server if it stays",
     ConditionReason.TARGET_TAKEN: "remove the target from one of the two services",
     ConditionReason.TARGET_OVERLAPS: "remove the target from one of the two services",
-    ConditionReason.TOO_MANY_TARGETS: "remove `port` from this target or from another one of the namespace",
     ConditionReason.REPLICAS_OWNED: "remove the other writer, or set `scaling.mode: Recommend`",
     ConditionReason.DEMAND_UNKNOWN: "see `MetricsDegraded`; without it, wait",
     ConditionReason.DECISION_FAILED: "see the operator's log, and report the error",

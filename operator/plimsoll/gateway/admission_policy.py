@@ -187,7 +187,7 @@ class PolicyCache:
             policy, request_limits, part = _policy_of(service), service.request_limits, labels.ADMISSION_KIND
             if policy is not None:
                 policy = replace(policy, limits=_last_limits(obj, cached))
-                if admission is not None:
+                if admission is not None and admission.get("limits", {}) != {}:
                     policy = replace(policy, limits=read_limits(admission))
         except (InvalidSpec, ValueError, TypeError, AttributeError) as error:
             message = f"{part}: {error}"

@@ -211,8 +211,8 @@ class GatewayProcess:
         while its connections or its heap are full: under an attack that fills all gateways, each that left would take
         its places, which become free all the time, from the clients.
         """
-        if not self._watch_cache.synced:
-            return "the first list of InferenceServices, admission limits and pods from the API server is not complete"
+        if reason := self._watch_cache.not_ready_reason:
+            return reason
         if not self._authenticator.ready:
             return "the first list of API keys (Secrets) from the API server is not complete"
         if not self._has_objectives:
@@ -242,7 +242,7 @@ class GatewayProcess:
             if self._objectives is not None:
                 self._catalog_builder.set_objectives(self._objectives.by_service())
             changes = self._watch_cache.take_changes()
-            catalog = self._catalog_builder.update(changes.services, changes.pods, changes.admissions)
+            catalog = self._catalog_builder.update(changes.services, changes.slices, changes.admissions)
             if self._objectives is not None:
                 self._objectives.report(catalog)
             self._ads.publish(catalog)

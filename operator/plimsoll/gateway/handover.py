@@ -21,42 +21,17 @@ from typing import Any, Final
 
 import aiohttp
 
-from plimsoll.adapters.engine_of_pod import has_launcher
 from plimsoll.adapters.normalize import value_at
-from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.routing.endpoint import Endpoint, Leaving
 from plimsoll.core.types import Role
 
 PERIOD_SECONDS: Final = 0.5
 TIMEOUT_SECONDS: Final = 2.0
-_EVICTED: Final = "EvictionByEvictionAPI"  # reason of DisruptionTarget: the node is drained, and gives no room
-_PREEMPTED: Final = "PreemptionByScheduler"  # another pod waits for the engine's room
 
 log = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
-
-
-def leaving(pod: Object) -> Leaving:
-    """How a pod leaves, from its object."""
-    meta, spec = pod["metadata"], pod.get("spec", {})
-    if not meta.get("deletionTimestamp"):
-        return Leaving.NO
-    reason = _disruption(pod)
-    grace_s, full_grace_s = meta.get("deletionGracePeriodSeconds"), spec.get("terminationGracePeriodSeconds")
-    is_hurried = grace_s is not None and full_grace_s is not None and grace_s < full_grace_s
-    is_replaced_afterwards = labels.SET_NAME in meta.get("labels", {})
-    if is_hurried or is_replaced_afterwards or reason == _PREEMPTED or not has_launcher(pod):
-        return Leaving.AT_ONCE
-    return Leaving.HANDS_OVER_ON_DRAINED_NODE if reason == _EVICTED else Leaving.HANDS_OVER
-
-
-def is_unplaced(pod: Object) -> bool:
-    """Whether the scheduler has found no node for a pod that is to stay."""
-    if pod["metadata"].get("deletionTimestamp"):
-        return False
-    return any(one.get("type") == "PodScheduled" and one.get("status") == "False" for one in _conditions(pod))
 
 
 def wanted_roles(service: Object) -> Callable[[Role], bool]:
@@ -93,16 +68,6 @@ def keep_last(
 def _place(role: Role) -> Role:
     """Roles that take the same requests: those of clients, or those of decode engines."""
     return Role.PREFILL if role is Role.PREFILL else Role.SERVE
-
-
-def _conditions(pod: Object) -> Iterable[Object]:
-    return pod.get("status", {}).get("conditions") or ()
-
-
-def _disruption(pod: Object) -> str:
-    """The reason of the pod's DisruptionTarget, "" without one."""
-    targets = (one for one in _conditions(pod) if one.get("type") == "DisruptionTarget" and one.get("status") == "True")
-    return str(next(targets, {}).get("reason", ""))
 
 
 class Handover:
@@ -147,7 +112,7 @@ class Handover:
                 if response.status != 200:
                     self._on_refused(address)
         except (aiohttp.ClientError, TimeoutError):
-            pass  # it may be busy, or gone: requests and the watch of pods tell
+            pass  # it may be busy, or gone: requests and the watch of slices tell
         except Exception:  # the boundary to an engine: it ends no gateway
             log.exception("cannot tell an engine that it is the last")
         finally:

@@ -1,4 +1,4 @@
-"""The catalog of services and their engine pods, computed from the API objects alone.
+"""The catalog of services and their engines, computed from the API objects alone.
 
 Problem: the catalog must not depend on what this process saw earlier. A model without engines still exists, and a
 restarted picker must respond like one that ran all the time.
@@ -15,24 +15,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from plimsoll.adapters.engine_of_pod import is_of_earlier_service
 from plimsoll.adapters.normalize import epoch_s, value_at
 from plimsoll.api import labels
 from plimsoll.api.conditions import POD_PROBLEMS, ConditionReason, ConditionType
 from plimsoll.api.starting_pods import parse_starting
-from plimsoll.core import units
+from plimsoll.core import codec, units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.admission.request_limits import NO_LIMITS, RequestLimits
 from plimsoll.core.routing.endpoint import Endpoint, Leaving
 from plimsoll.core.routing.model_names import NameClaim, read_claims, resolve_owners, served_names
+from plimsoll.core.routing.published_engines import PublishedEngines
 from plimsoll.core.types import Role, Task
 from plimsoll.engines.registry import DEFAULT_ENGINE, engine_named
 from plimsoll.gateway.adapters import AdapterEntry, not_loaded_on
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
 from plimsoll.gateway.api_routes import ApiRoute
-from plimsoll.gateway.engine_pods import EnginePod, UnplacedPod, endpoint_of, max_model_len, max_queued, unplaced_role
+from plimsoll.gateway.engine_slices import JoinedEngine, SliceEngine, engines_of, joined
 from plimsoll.gateway.handover import keep_last, wanted_roles
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, family_of
+from plimsoll.resources import object_meta
 from plimsoll.telemetry import gateway_metrics
 
 Object = Mapping[str, Any]
@@ -40,6 +41,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+ENGINES: Final = "engines"  # field of an InferenceServiceAdmission
 _START_PROBLEMS: Final = frozenset({*POD_PROBLEMS, ConditionReason.APPLY_REJECTED})
 
 
@@ -164,23 +166,29 @@ class RoutableCatalog:
 
 @dataclass(slots=True)
 class _ServiceState:
-    """What the builder knows of one service key. Pods and limits may come before their service."""
+    """What the builder knows of one service key. Slices and limits may come before their service."""
 
     obj: Object | None = None
     admission: Object | None = None
+    published: tuple[str, PublishedEngines] | None = None  # the last readable ones, with the uid of their service
     claims: tuple[NameClaim, ...] = ()  # its own, then those of its adapters
-    pods: dict[str, EnginePod] = field(default_factory=dict)
-    unplaced: dict[str, UnplacedPod] = field(default_factory=dict)
+    slices: dict[str, tuple[SliceEngine, ...]] = field(default_factory=dict)  # the last changed is the last
     names: tuple[tuple[str, ...], ...] = ()  # of each claim
     entry: ServiceEntry | None = None
 
-    def pods_of(self, obj: Object) -> tuple[list[EnginePod], list[Role]]:
-        """Returns the pods that belong to the service, and the roles of those that wait for room.
+    def engines_of(self, obj: Object) -> tuple[list[JoinedEngine], list[Role]]:
+        """Returns the engines of the service, and the roles of which a pod waits for room.
 
-        An earlier service of the name may have had another model, and its engines still run.
+        A pod is in two slices while it moves from one to the other. Without a publication for this very service it has
+        no engines: an earlier one of the name may have had another model, and its engines still run.
         """
-        pods = [pod for pod in self.pods.values() if not is_of_earlier_service(pod.obj, obj)]
-        return pods, [pod.role for pod in self.unplaced.values() if not is_of_earlier_service(pod.obj, obj)]
+        if self.published is None or self.published[0] != obj["metadata"].get("uid"):
+            return [], []
+        _, published = self.published
+        by_pod = {engine.pod: engine for engines in self.slices.values() for engine in engines}
+        namespace = obj["metadata"]["namespace"]
+        found = (joined(namespace, engine, published) for engine in by_pod.values())
+        return [one for one in found if one is not None], [Role(one) for one in published.unplaced if one in set(Role)]
 
 
 class CatalogBuilder:
@@ -193,7 +201,7 @@ class CatalogBuilder:
         """`has_engine_tls`: this gateway has a client certificate for the engines that require one."""
         self._has_engine_tls = has_engine_tls
         self._states: dict[str, _ServiceState] = {}
-        self._service_by_pod: dict[str, str] = {}
+        self._service_by_slice: dict[str, str] = {}
         self._claim_by_name: dict[str, NameClaim] = {}
         self._policies = PolicyCache()
         self._refusing: set[str] = set()  # addresses of leaving engines
@@ -204,17 +212,21 @@ class CatalogBuilder:
     def update(
         self,
         services: Mapping[str, Object | None],
-        pods: Mapping[str, Object | None],
+        slices: Mapping[str, Object | None],
         admissions: Mapping[str, Object | None],
     ) -> ServiceCatalog:
         """Apply changed objects by NAMESPACE/NAME, None for one that is gone, and return the catalog.
 
-        `admissions` are InferenceServiceAdmission objects. Services that are being deleted are not in the catalog.
+        `slices` are EndpointSlices, `admissions` InferenceServiceAdmissions. Services that are being deleted are not in
+        the catalog.
         """
-        dirty = {key for name, pod in pods.items() for key in self._update_pod(name, pod)} | self._stale
+        dirty = {key for name, obj in slices.items() for key in self._update_slice(name, obj)} | self._stale
         self._stale = set()
         for key, admission in admissions.items():
-            self._state(key).admission = admission
+            state = self._state(key)
+            state.admission = admission
+            if admission is not None and ENGINES in admission:
+                state.published = _read(_published, labels.ADMISSION_KIND, admission) or state.published
         claims_before = {key: self._state(key).claims for key in services}
         for key, obj in services.items():
             claims = (None if obj is None else _read(read_claims, labels.KIND, obj)) or ()
@@ -234,27 +246,21 @@ class CatalogBuilder:
     def _state(self, key: str) -> _ServiceState:
         return self._states.setdefault(key, _ServiceState())
 
-    def _update_pod(self, name: str, pod: Object | None) -> set[str]:
-        """Returns the keys of the services whose endpoints change."""
-        dirty, former = set(), None
-        if (previous := self._service_by_pod.pop(name, None)) is not None:
-            former = self._states[previous].pods.pop(name, None)
-            self._states[previous].unplaced.pop(name, None)
+    def _update_slice(self, name: str, obj: Object | None) -> set[str]:
+        """Returns the keys of the services whose engines change."""
+        dirty, former, engines = set(), tuple[SliceEngine, ...](), tuple[SliceEngine, ...]()
+        if (previous := self._service_by_slice.pop(name, None)) is not None:
+            former = self._states[previous].slices.pop(name)
             dirty.add(previous)
-        found = None if pod is None else _read(endpoint_of, "Pod", pod)
-        if former is not None and (found is None or found[1].address != former.endpoint.address):
-            self._refusing.discard(former.endpoint.address)  # another engine may get the address
-        if pod is not None and found is not None:
-            key, endpoint = found
-            queued, length = (_read(max_queued, "Pod", pod), _read(max_model_len, "Pod", pod))
-            self._state(key).pods[name] = EnginePod(pod, endpoint, queued or MAX_REQUEST_SEQUENCES, length or 0)
-            self._service_by_pod[name] = key
+        found = None if obj is None else _read(engines_of, "EndpointSlice", obj)
+        if found is not None:
+            key, engines = found
+            self._state(key).slices[name] = engines
+            self._service_by_slice[name] = key
             dirty.add(key)
-        elif pod is not None and (waiting := _read(unplaced_role, "Pod", pod)) is not None:
-            key, role = waiting
-            self._state(key).unplaced[name] = UnplacedPod(pod, role)
-            self._service_by_pod[name] = key
-            dirty.add(key)
+        present = {(one.uid, one.address) for one in engines}
+        gone = {one.address for one in former if (one.uid, one.address) not in present}
+        self._refusing -= gone  # another engine may get the address
         return dirty
 
     def mark_refusing(self, address: str) -> None:
@@ -263,7 +269,7 @@ class CatalogBuilder:
         self._stale |= {
             key
             for key, state in self._states.items()
-            if any(pod.endpoint.address == address for pod in state.pods.values())
+            if any(engine.address == address for engines in state.slices.values() for engine in engines)
         }
 
     def set_objectives(self, objectives: Mapping[str, Mapping[str, int]]) -> None:
@@ -273,8 +279,8 @@ class CatalogBuilder:
         self._stale |= changed & self._states.keys()
         self._objectives = objectives
 
-    def _as_answered(self, pod: EnginePod) -> Endpoint:
-        endpoint = pod.endpoint
+    def _as_answered(self, engine: JoinedEngine) -> Endpoint:
+        endpoint = engine.endpoint
         if endpoint.tls_name and not self._has_engine_tls:
             return replace(endpoint, ready=False)  # it would refuse each request
         return replace(endpoint, leaving=Leaving.AT_ONCE) if endpoint.address in self._refusing else endpoint
@@ -295,7 +301,7 @@ class CatalogBuilder:
         if state.entry is None:
             self._policies.remove(key)
             self._without_certificate.discard(key)
-        if state.obj is None and state.admission is None and not state.pods and not state.unplaced:
+        if state.obj is None and state.admission is None and not state.slices:
             del self._states[key]
 
     def _entry(self, key: str, obj: Object) -> ServiceEntry:
@@ -308,10 +314,10 @@ class CatalogBuilder:
         policy = self._policies.get(key, obj, admission, self._objectives.get(key))
         if next_ready_s is None and policy is not None and policy.limits is not None:
             next_ready_s = policy.limits.ready_at_s
-        pods, waiting = state.pods_of(obj)
-        engines = [pod for pod in pods if pod.endpoint.role is not Role.PREFILL]
-        lengths = [pod.max_model_len for pod in engines]
-        endpoints = sorted(map(self._as_answered, pods), key=lambda e: e.pod)
+        all_engines, waiting = state.engines_of(obj)
+        engines = [one for one in all_engines if one.endpoint.role is not Role.PREFILL]
+        lengths = [one.template.max_model_len for one in engines]
+        endpoints = sorted(map(self._as_answered, all_engines), key=lambda e: e.pod)
         return ServiceEntry(
             namespace=claim.namespace,
             name=claim.name,
@@ -322,7 +328,7 @@ class CatalogBuilder:
             pictures=family_of(str(value_at(obj, "spec", "model", "uri"))),
             endpoints=tuple(endpoints if deleted else keep_last(endpoints, waiting, wanted_roles(obj))),
             max_sequences=_max_sequences(obj),
-            max_queued=max((pod.max_queued for pod in engines), default=MAX_REQUEST_SEQUENCES),
+            max_queued=max((one.template.max_queued for one in engines), default=MAX_REQUEST_SEQUENCES),
             max_model_len=max(lengths) if lengths and all(lengths) else None,
             policy=policy.without_starts if policy is not None and deleted else policy,
             request_limits=self._policies.request_limits(key),
@@ -339,7 +345,7 @@ class CatalogBuilder:
             requires_prefill=value_at(obj, "spec", "whenPrefillUnavailable") == "Reject",
         )
 
-    def _needs_certificate(self, key: str, engines: Iterable[EnginePod]) -> bool:
+    def _needs_certificate(self, key: str, engines: Iterable[JoinedEngine]) -> bool:
         """Whether ready engines require a client certificate, and this gateway has none; logs once that they do."""
         found = not self._has_engine_tls and any(e.endpoint.available and e.endpoint.tls_name for e in engines)
         if found and key not in self._without_certificate:
@@ -372,6 +378,11 @@ def _read(reader: Callable[[Object], T | None], kind: str, obj: Object) -> T | N
         log.exception("cannot read an object; it is ignored", extra={"kind": kind, "object": obj.get("metadata")})
         gateway_metrics.GATEWAY_UNREADABLE.labels(kind).inc()
         return None
+
+
+def _published(admission: Object) -> tuple[str, PublishedEngines]:
+    """Returns the published engines of an InferenceServiceAdmission, and the uid of its service. Raises ValueError."""
+    return object_meta.owner_uid(admission) or "", codec.decode(PublishedEngines, admission[ENGINES])
 
 
 def _unix(created: str) -> int:

@@ -1,7 +1,7 @@
 """A cache of API objects, fed by watches.
 
-One watch per kind and namespace, and one for the pods of each target that takes requests, feeds a `WatchCache` and
-calls `on_change` after each event. The caller merges a burst of events into one change.
+One watch per kind and namespace feeds a `WatchCache` and calls `on_change` after each event. The caller merges a burst
+of events into one change.
 """
 
 from __future__ import annotations
@@ -12,26 +12,31 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS, Resource, WatchEvent
+from plimsoll.adapters.kube_client import (
+    ENDPOINTSLICES,
+    INFERENCESERVICEADMISSIONS,
+    INFERENCESERVICES,
+    Resource,
+    WatchEvent,
+)
+from plimsoll.adapters.normalize import value_at
 from plimsoll.adapters.shared_parts import with_shared_parts
 from plimsoll.api import labels
-from plimsoll.gateway.target_pods import TargetPods, TargetSelection, selection_of
+from plimsoll.gateway.admission_policy import admission_of
+from plimsoll.gateway.engine_slices import engines_of, service_of
+from plimsoll.gateway.service_catalog import ENGINES
 
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 
-TARGET_LIST_SECONDS: Final = 10.0  # then a target whose pods cannot be listed holds up no other service
-_UNLISTED: Final = (
-    "InferenceService %s/%s: the API server has not listed its pods for %.0f s, and until it does, its requests find no"
-    " engine; check status.tiers.serve.podSelector, which is %s"
+ENGINES_SECONDS: Final = 60.0  # then services whose engines are not published hold up no other
+_UNLISTED: Final = "the first list of InferenceServices, their admission limits and EndpointSlices is not complete"
+_UNPUBLISHED: Final = (
+    "the operator has not yet published the engines of %d InferenceServices, such as %s; check that it runs"
 )
-MAX_TARGETS: Final = 200  # the operator publishes the selectors of half as many
-_TOO_MANY: Final = (
-    "InferenceService %s gets no requests: %d others have status.tiers.serve.podSelector, more than the operator"
-    " publishes; find who else writes the status of InferenceServices"
-)
-WATCHED_RESOURCES = ((INFERENCESERVICES, None), (INFERENCESERVICEADMISSIONS, None), (PODS, labels.ROLE))
+_SLICES: Final = f"{labels.ROLE},{labels.SLICE_MANAGED_BY}={labels.SLICE_CONTROLLER}"
+WATCHED_RESOURCES = ((INFERENCESERVICES, None), (INFERENCESERVICEADMISSIONS, None), (ENDPOINTSLICES, _SLICES))
 
 
 class WatchSource(Protocol):
@@ -47,15 +52,15 @@ class ObjectChanges:
     """Objects that changed, by NAMESPACE/NAME. None is one that no longer exists."""
 
     services: Mapping[str, Object | None]
-    pods: Mapping[str, Object | None]
+    slices: Mapping[str, Object | None]
     admissions: Mapping[str, Object | None]
 
 
 class WatchCache:
     """Objects by kind. Each (kind, namespace) scope is synced after its first list.
 
-    The first catalog also awaits the pods of targets, but of none for longer than `TARGET_LIST_SECONDS`. Later a target
-    that is new waits for its pods alone.
+    The first catalog also awaits that the operator has published the engines of each service that has some, but not for
+    longer than `ENGINES_SECONDS`: after an upgrade of both, the former gateways serve on meanwhile.
     """
 
     def __init__(self, namespaces: Iterable[str] = ()) -> None:
@@ -64,7 +69,6 @@ class WatchCache:
             (resource.plural, namespace): None for resource, _ in WATCHED_RESOURCES for namespace in namespace_list
         }
         self._changed: dict[str, dict[str, Object | None]] = {resource.plural: {} for resource, _ in WATCHED_RESOURCES}
-        self._targets: dict[str, TargetPods] = {}  # by service
         self._synced = False
 
     @property
@@ -72,9 +76,17 @@ class WatchCache:
         return self._synced
 
     @property
-    def selections(self) -> frozenset[TargetSelection]:
-        """The targets whose pods take requests."""
-        return frozenset(target.selection for target in self._targets.values())
+    def is_listed(self) -> bool:
+        """Whether each scope has had its first list."""
+        return all(scope is not None for scope in self._scopes.values())
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Returns why there is no first catalog, "" once it can be made."""
+        if self._synced:
+            return ""
+        unpublished = self._unpublished()
+        return _UNPUBLISHED % (len(unpublished), unpublished[0]) if self.is_listed and unpublished else _UNLISTED
 
     @property
     def scopes(self) -> list[tuple[str, str | None]]:
@@ -82,7 +94,7 @@ class WatchCache:
 
     def take_changes(self) -> ObjectChanges:
         """Returns what changed since the last call."""
-        kinds = (INFERENCESERVICES, PODS, INFERENCESERVICEADMISSIONS)
+        kinds = (INFERENCESERVICES, ENDPOINTSLICES, INFERENCESERVICEADMISSIONS)
         changed = ObjectChanges(*(self._changed[kind.plural] for kind in kinds))
         self._changed = {plural: {} for plural in self._changed}
         return changed
@@ -106,42 +118,40 @@ class WatchCache:
                 updated = {name: scope[name]}
             self._scopes[scope_key] = scope
         changed |= updated
-        if resource == INFERENCESERVICES:
-            for name, obj in updated.items():
-                self._select(name, obj)
-        self._update_synced()
+        if not self._synced and self.is_listed:
+            self._synced = not self._unpublished()
 
-    def apply_target(self, selection: TargetSelection, event: WatchEvent) -> None:
-        """Apply one watch event of a target's pods. One of a selection that is gone changes nothing."""
-        target = self._targets.get(f"{selection.namespace}/{selection.service}")
-        if target is not None and target.selection == selection:
-            self._changed[PODS.plural] |= target.apply(event)
-            self._update_synced()
+    def stop_waiting(self) -> None:
+        """Let the first catalog wait no longer for what the operator publishes."""
+        if not self._synced and self.is_listed:
+            log.warning(self.not_ready_reason)
+            self._synced = True
 
-    def stop_waiting(self, selection: TargetSelection) -> bool:
-        """Let the first catalog wait no longer for the pods of a target. Returns whether it did."""
-        target = self._targets.get(f"{selection.namespace}/{selection.service}")
-        if self._synced or target is None or target.selection != selection or not target.is_awaited:
-            return False
-        target.is_awaited = False
-        self._update_synced()
-        return True
+    def _objects(self, resource: Resource) -> dict[str, Object]:
+        scopes = (scope for (plural, _), scope in self._scopes.items() if plural == resource.plural)
+        return {name: obj for scope in scopes for name, obj in (scope or {}).items()}
 
-    def _select(self, name: str, service: Object | None) -> None:
-        selection, target = None if service is None else selection_of(service), self._targets.get(name)
-        if selection is None:
-            if target is not None:
-                self._changed[PODS.plural] |= dict.fromkeys(self._targets.pop(name).pods)
-        elif target is None and len(self._targets) >= MAX_TARGETS:
-            log.warning(_TOO_MANY, name, MAX_TARGETS)
-        elif target is None:
-            self._targets[name] = TargetPods(selection)
-        elif target.selection != selection:
-            target.selection, target.is_awaited = selection, True
+    def _unpublished(self) -> list[str]:
+        """Returns the services that have engines, of which the operator has not published what gateways need.
 
-    def _update_synced(self) -> None:
-        are_listed = all(scope is not None for scope in self._scopes.values())
-        self._synced |= are_listed and not any(target.is_awaited for target in self._targets.values())
+        Of a target that is the Service of its pods, too, which Kubernetes gives a slice also without any.
+        """
+        services, slices, admissions = map(
+            self._objects, (INFERENCESERVICES, ENDPOINTSLICES, INFERENCESERVICEADMISSIONS)
+        )
+        of_slices = [(service_of(obj), engines_of(obj)) for obj in slices.values()]
+        with_slices = {service[0] for service, _ in of_slices if service is not None}
+        with_engines = {found[0] for _, found in of_slices if found is not None and found[1]}
+        return sorted(
+            name
+            for name, obj in services.items()
+            if (name in with_engines and ENGINES not in (admission_of(obj, admissions.get(name)) or {}))
+            or (name not in with_slices and _is_routed_target(obj))
+        )
+
+
+def _is_routed_target(service: Object) -> bool:
+    return bool(value_at(service, "spec", "targets") and value_at(service, "status", "tiers", "serve", "podSelector"))
 
 
 def _is_same_version(previous: Object | None, obj: Object) -> bool:
@@ -154,35 +164,20 @@ def _name(obj: Object) -> str:
     return f"{meta['namespace']}/{meta['name']}"
 
 
-def _stop_waiting(cache: WatchCache, selection: TargetSelection, on_change: Callable[[], None]) -> None:
-    if cache.stop_waiting(selection):
-        log.warning(_UNLISTED, selection.namespace, selection.service, TARGET_LIST_SECONDS, selection.selector)
-        on_change()
-
-
 async def run_watches(source: WatchSource, cache: WatchCache, on_change: Callable[[], None]) -> None:
     """Keep `cache` in sync with the API server. Never returns."""
 
     async def watch_scope(resource: Resource, namespace: str | None, selector: str | None) -> None:
         async for event in source.watch(resource, namespace, selector):
+            was_listed = cache.is_listed
             cache.apply(resource, namespace, event)
-            if resource == INFERENCESERVICES:
-                follow_targets()
+            if cache.is_listed and not was_listed:
+                asyncio.get_running_loop().call_later(ENGINES_SECONDS, stop_waiting)
             on_change()
 
-    async def watch_target(selection: TargetSelection) -> None:
-        async for event in source.watch(PODS, selection.namespace, selection.selector):
-            cache.apply_target(selection, event)
-            on_change()
-
-    def follow_targets() -> None:
-        for gone in target_tasks.keys() - cache.selections:
-            target_tasks.pop(gone).cancel()
-        for new in cache.selections - target_tasks.keys():
-            target_tasks[new] = group.create_task(watch_target(new))
-            asyncio.get_running_loop().call_later(TARGET_LIST_SECONDS, _stop_waiting, cache, new, on_change)
-
-    target_tasks: dict[TargetSelection, asyncio.Task[None]] = {}
+    def stop_waiting() -> None:
+        cache.stop_waiting()
+        on_change()
 
     selectors = {resource.plural: (resource, selector) for resource, selector in WATCHED_RESOURCES}
     async with asyncio.TaskGroup() as group:

@@ -23,6 +23,11 @@ def shared_name(service: str) -> str:
     return f"{service}-engine"
 
 
+def targets_name(service: str) -> str:
+    """Name of the Service that selects the pods of a routed target."""
+    return f"{service}-targets"
+
+
 def service_labels(service: str) -> dict[str, str]:
     return {labels.NAME: "plimsoll", labels.INSTANCE: service, labels.MANAGED_BY: "plimsoll", labels.SERVICE: service}
 

@@ -5,6 +5,7 @@ Values that do not follow from the spec (replicas, the stored pod template) are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService, RoleName
 from plimsoll.core import codec
-from plimsoll.core.admission.publication import AdmissionLimits
+from plimsoll.core.routing.published_engines import PublishedEngines
 from plimsoll.resources import engine_pod, engine_server, engine_tuning, leader_worker_set, lora, object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 
@@ -139,14 +140,35 @@ def _template_labels(generation: int, chunk: int) -> dict[str, str]:
     return {label: str(value) for label, value in values.items() if value}
 
 
-def admission(parent: Object, limits: AdmissionLimits) -> Object:
-    """The InferenceServiceAdmission, from which gateways read the admission limits of a service."""
+def admission(parent: Object, limits: Object | None, engines: PublishedEngines) -> Object:
+    """The InferenceServiceAdmission, from which gateways read the admission limits and engines of a service.
+
+    limits: as stored, None without an SLO.
+    """
     name = parent["metadata"]["name"]
     return {
         "apiVersion": labels.API_VERSION,
         "kind": labels.ADMISSION_KIND,
         "metadata": object_meta.child_metadata(parent, name, object_meta.service_labels(name)),
-        "limits": codec.encode(limits),
+        **({"limits": limits} if limits else {}),
+        "engines": codec.encode(engines),
+    }
+
+
+def targets_service(service: InferenceService, parent: Object, selector: Mapping[str, str], port: int) -> Object:
+    """The Service whose EndpointSlices say which pods of a target take requests. It changes nothing of theirs."""
+    name = service.metadata.name
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": object_meta.child_metadata(
+            parent, object_meta.targets_name(name), object_meta.tier_labels(name, "serve")
+        ),
+        "spec": {
+            "clusterIP": "None",
+            "selector": dict(selector),
+            "ports": [{"name": "api", "port": port, "targetPort": port, "protocol": "TCP"}],
+        },
     }
 
 

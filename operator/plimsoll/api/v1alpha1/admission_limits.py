@@ -1,4 +1,4 @@
-"""The InferenceServiceAdmission object: the admission limits of one service, published to the gateways."""
+"""The InferenceServiceAdmission object: what gateways read of one service, its admission limits and its engines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from plimsoll.api.v1alpha1.tier_status import StatusModel
 
 
 class InferenceServiceAdmission(StatusModel):
-    """Admission limits of the InferenceService with the same name. The operator writes it, and gateways read it.
+    """What gateways need of the InferenceService with the same name. The operator writes it, and gateways read it.
 
-    It exists while the service has an SLO. The operator makes it again if it is deleted; gateways keep the last limits.
+    It exists while the service takes requests. The operator makes it again if it is deleted; gateways keep what they
+    have read.
     """
 
-    limits: dict[str, Any] = Field(
+    limits: dict[str, Any] | None = Field(
+        default=None,
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
-        description="The limits, in the format that `version` names. Internal, not an interface.",
+        description="The admission limits, in the format that `version` names; absent without an SLO. Internal, not an"
+        " interface.",
+    )
+    engines: dict[str, Any] | None = Field(
+        default=None,
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        description="What EndpointSlices do not say of the engines, in the format that `version` names. Internal, not"
+        " an interface.",
     )

@@ -32,15 +32,6 @@ def rejected(message: str) -> Condition:
     return _unusable(ConditionReason.POOL_REJECTED, message, shorten(message, MAX_EVENT_MESSAGE_CHARS))
 
 
-def inexpressible(pool: str, target: str, selector: str) -> Condition:
-    """For a target whose selector has more than pairs."""
-    shown = shorten(selector, _MAX_NAME_CHARS)
-    return rejected(
-        f"{labels.POOL_KIND} {pool}: a pool selects pods by NAME=VALUE pairs alone, and the selector of {target} is"
-        f" {shown}: set spec.targets.serve.podSelector to such pairs"
-    )
-
-
 def taken(live: Object, found: Sequence[str]) -> Condition:
     """For a pool of somebody else. found: what must change."""
     name, owner = live["metadata"]["name"], shorten(_owner(live), _MAX_NAME_CHARS)

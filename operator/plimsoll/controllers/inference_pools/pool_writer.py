@@ -15,7 +15,6 @@ from plimsoll.api.conditions import Condition
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.inference_pools.pool_conditions import (
     KIND_MISSING,
-    inexpressible,
     not_accepted,
     rejected,
     taken,
@@ -67,7 +66,7 @@ class PoolWriter:
             return None
         target_labels = None if target is None or target.selector is None else match_labels(target.selector)
         if service.spec.targets is not None and target_labels is None:
-            return None if target is None else _inexpressible(key[1], target)
+            return None
         if self._watch.problem is not None:
             return self._watch.problem
         desired = inference_pool(service, service_object, settings, target_labels)
@@ -103,10 +102,3 @@ class PoolWriter:
         self._applied.record(key, desired, applied)
         self._cache.put(applied)
         return applied
-
-
-def _inexpressible(name: str, target: TargetState) -> Condition | None:
-    """The condition for a selector that no pool can have; None while the target has none."""
-    if target.selector is None:
-        return None
-    return inexpressible(name, target.target.scale_target_ref.label, target.selector)

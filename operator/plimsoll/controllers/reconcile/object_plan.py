@@ -17,10 +17,13 @@ from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService, RoleName
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.reconcile.applied_cache import has_foreign_replicas_owner
+from plimsoll.controllers.reconcile.engine_publication import published_engines
 from plimsoll.controllers.reconcile.observe import ObservedService
-from plimsoll.controllers.tier_workload import find_workload, ordered_replicas
+from plimsoll.controllers.tier_workload import TIER_WORKLOADS, find_workload, ordered_replicas
+from plimsoll.core import codec
 from plimsoll.resources import engine_tuning, object_meta, objects
 from plimsoll.resources.engine_tuning import MeasuredChunk
+from plimsoll.resources.inference_pool import match_labels
 from plimsoll.resources.objects import StoredTemplate
 from plimsoll.resources.platform_config import PlatformConfig
 
@@ -49,12 +52,13 @@ def plan_objects(
     report: ScalingReport | None = None,
     *,
     has_turn: bool = False,
+    target_selector: str | None = None,
 ) -> ObjectPlan:
     """The plan for one service. replicas: desired replicas by tier.
 
-    A service with targets has admission limits alone, if it takes requests. report: has the limits to publish. Before
-    the first report of this process, the published ones stay. has_turn: whether the platform's rollout may replace the
-    engines now.
+    A service with targets has a Service for their pods and admission limits alone, if it takes requests. report: has
+    the limits to publish. Before the first report of this process, the published ones stay. has_turn: whether the
+    platform's rollout may replace the engines now. target_selector: of the pods of a target that takes requests.
     """
     templates: list[Object] = []
     desired = objects.shared_objects(service, observed.service_object, platform)
@@ -76,17 +80,37 @@ def plan_objects(
             ),
             _applied_replicas(_workload(observed, service, kind), replicas[kind]),
         )
-    if report is not None and report.published is not None and service.spec.takes_requests:
-        desired.append(objects.admission(observed.service_object, report.published))
+    desired += _target_objects(observed, service, target_selector)
+    if service.spec.takes_requests:
+        desired.append(_admission(observed, service, desired, report))
     desired_names = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
     prune = tuple(
         child
         for child_name, child in observed.children.items()
-        if child_name not in desired_names
-        and (report is not None or child["kind"] != labels.ADMISSION_KIND)
-        and not _is_mounted(child, observed.pods)
+        if child_name not in desired_names and not _is_mounted(child, observed.pods)
     )
     return ObjectPlan(tuple(templates), tuple(desired), prune, revisions)
+
+
+def _target_objects(observed: ObservedService, service: InferenceService, selector: str | None) -> list[Object]:
+    """The Service for the pods of a target that takes requests. The poller refuses a selector without pairs."""
+    port = None if service.spec.targets is None else service.spec.targets.serve.port
+    pairs = match_labels(selector) if selector else None
+    return [objects.targets_service(service, observed.service_object, pairs, port)] if port and pairs else []
+
+
+def _admission(
+    observed: ObservedService, service: InferenceService, desired: Iterable[Object], report: ScalingReport | None
+) -> Object:
+    """What gateways are to read. desired: the other objects of the service."""
+    workloads = [one for one in desired if one["kind"] in {kind.kind for kind in TIER_WORKLOADS}]
+    targets = () if service.spec.targets is None else [role for role, _ in service.spec.targets.items()]
+    engines = published_engines(workloads, observed.pods, observed.earlier_pods, targets)
+    if report is None:
+        live = observed.children.get((labels.ADMISSION_KIND, observed.service_object["metadata"]["name"]))
+        return objects.admission(observed.service_object, (live or {}).get("limits"), engines)
+    limits = None if report.published is None else codec.encode(report.published)
+    return objects.admission(observed.service_object, limits, engines)
 
 
 def _template_revisions(

@@ -11,7 +11,7 @@ import datetime
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from plimsoll.adapters.kube_client import BY_KIND, CONTROLLERREVISIONS, KubeClient
 from plimsoll.api import labels
@@ -45,7 +45,7 @@ from plimsoll.controllers.reconcile.status_writer import StatusWriter
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
 from plimsoll.controllers.reconcile.tuning_status import chunk_event, deployed_arguments, tuning_events, tuning_line
 from plimsoll.controllers.reconcile.volume_problems import with_volume_problems
-from plimsoll.controllers.targets.target_state import TargetState
+from plimsoll.controllers.targets.target_state import TargetState, routed_selector
 from plimsoll.core.errors import (
     BackendUnavailable,
     Conflict,
@@ -58,6 +58,8 @@ from plimsoll.resources.engine_tuning import MeasuredChunk
 from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
+
+_APPLIED_FIRST: Final = frozenset({"ServiceAccount", labels.ADMISSION_KIND})
 
 
 class Reconciler:
@@ -159,6 +161,7 @@ class Reconciler:
                 self._platform,
                 report,
                 has_turn=self._engine_rollout(key).has_turn,
+                target_selector=routed_selector(observed.service_object, self._targets(key), "serve"),
             )
             try:
                 await self._apply(key, observed, plan, None if report is None else report.measured_chunk)
@@ -235,8 +238,9 @@ class Reconciler:
             with contextlib.suppress(Conflict):
                 self._cache.put(await self._kube.create(template_revision))
         # The service account first: the API server rejects pods without it, and a ReplicaSet keeps that as its reason.
-        for is_account in (True, False):
-            group = [one for one in changed if (one["kind"] == "ServiceAccount") is is_account]
+        # So is what gateways need to know of a template before there are pods of it, also if this process ends then.
+        for is_first in (True, False):
+            group = [one for one in changed if (one["kind"] in _APPLIED_FIRST) is is_first]
             results = await asyncio.gather(
                 *(self._apply_one(key, desired_object, observed) for desired_object in group), return_exceptions=True
             )

@@ -27,7 +27,7 @@ from plimsoll.controllers.reconcile.name_condition import accepted_again, adapte
 from plimsoll.controllers.reconcile.observe import NameState
 from plimsoll.controllers.reconcile.target_conditions import target_conditions
 from plimsoll.controllers.reconcile.tier_health import TierHealth, TierStatusInputs, tier_health
-from plimsoll.controllers.targets.target_state import TargetState, published_selector
+from plimsoll.controllers.targets.target_state import TargetState, routed_selector
 from plimsoll.core.types import KV_BLOCK_TOKENS, Role
 
 Object = dict[str, Any]
@@ -390,17 +390,11 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
             figures["yieldedTo"] = shorten(target.other_writer.name, MAX_OTHER_WRITER_CHARS)
             figures["yieldedCause"] = target.other_writer.cause.value
         if inputs.takes_requests and inputs.targets is not None:
-            figures["podSelector"] = _pod_selector(inputs, tier.role)
+            figures["podSelector"] = routed_selector(inputs.service_object, inputs.targets, tier.role)
         summary = f"{tier.ready}/{tier.desired}"
         shown = {n: v for n, v in figures.items() if v is not None and (n != "needed" or v != tier.desired)}
         result[tier.role] = {"summary": summary, **shown}
     return result
-
-
-def _pod_selector(inputs: StatusInputs, role: str) -> str | None:
-    """The selector of a target's pods as last read; before the first reading, that of an earlier process."""
-    target = (inputs.targets or {}).get(role)
-    return published_selector(inputs.service_object, role) if target is None else target.selector
 
 
 def scaling_fields(inputs: StatusInputs, old_status: Object) -> Object:

@@ -21,6 +21,7 @@ from plimsoll.adapters.kube_client import HORIZONTALPODAUTOSCALERS, PODS, KubeCl
 from plimsoll.adapters.normalize import value_at
 from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason
+from plimsoll.api.message_text import shorten
 from plimsoll.api.v1alpha1 import EngineTarget, InferenceService, RoleName
 from plimsoll.api.v1alpha1.targets import MAX_SELECTOR_CHARS
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
@@ -37,22 +38,20 @@ from plimsoll.controllers.targets.target_state import (
     later_writer,
     published_selector,
 )
-from plimsoll.controllers.targets.watch_places import WatchCandidate, watched_targets
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.errors import ClusterError, Forbidden, NotFound
+from plimsoll.resources.inference_pool import match_labels
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
 TargetKey = tuple[Key, str]  # service and role
+_MAX_SHOWN_CHARS: Final = 80  # of a selector in a message
 _USED_METADATA: Final = ("namespace", "name", "uid", "resourceVersion", "generation")
 
 POLL_SECONDS: Final = 2.0
 MAX_CONCURRENT_TARGETS: Final = 8
-MAX_ROUTED_TARGETS: Final = 100  # each is a watch of every gateway
 # The pods of such a target are engines of another service, or of none.
-_NO_ENGINES: Final = frozenset(
-    {ConditionReason.TARGET_TAKEN, ConditionReason.TARGET_OVERLAPS, ConditionReason.TOO_MANY_TARGETS}
-)
+_NO_ENGINES: Final = frozenset({ConditionReason.TARGET_TAKEN, ConditionReason.TARGET_OVERLAPS})
 ALLOW_HINT: Final = "add it to the chart value targets.resources, and to watchNamespaces if that is set"
 YIELDED_TO: Final = "yieldedTo"  # fields of a tier's status
 YIELDED_CAUSE: Final = "yieldedCause"
@@ -131,30 +130,19 @@ class TargetPoller:
             self._forget(gone)
         services.sort(key=lambda one: (one[0]["metadata"].get("creationTimestamp", ""), key_of(one[0])))
         holders: dict[tuple[str, str, str, str], str] = {}
-        refusals: dict[TargetKey, TargetProblem] = {}
-        asking: dict[TargetKey, WatchCandidate] = {}
+        reads: list[Coroutine[Any, Any, _Reading | TargetProblem | None]] = []
         targets = []
         for obj, service in services:
             assert service.spec.targets is not None
             for role, target in service.spec.targets.items():
-                ref, key = target.scale_target_ref, key_of(obj)
-                place = (key[0], ref.api_version.rpartition("/")[0], ref.kind, ref.name)
-                holder = holders.setdefault(place, key[1])
-                if holder != key[1]:
-                    refusals[key, role] = _taken(ref.label, holder)
-                elif target.port is not None:  # one that is taken gets no watch
-                    asking[key, role] = WatchCandidate(key[0], f"{key[1]}/{role}", self._has_place(obj, role))
-                targets.append((obj, service, role, target))
-        watched = watched_targets(list(asking.values()), MAX_ROUTED_TARGETS)
-        refusals |= {place: _too_many(one, watched) for place, one in asking.items() if one not in watched}
-        reads: list[Coroutine[Any, Any, _Reading | TargetProblem | None]] = [
-            _known(refusals[key_of(obj), role])
-            if (key_of(obj), role) in refusals
-            else self._read_contained(obj, service, role, target)
-            for obj, service, role, target in targets
-        ]
+                ref = target.scale_target_ref
+                place = (key_of(obj)[0], ref.api_version.rpartition("/")[0], ref.kind, ref.name)
+                holder = holders.setdefault(place, obj["metadata"]["name"])
+                refusal = None if holder == obj["metadata"]["name"] else _taken(ref.label, holder)
+                reads.append(_known(refusal) if refusal else self._read_contained(obj, service, role, target))
+                targets.append((obj, role, target))
         engines: dict[Key, tuple[Key, EngineTarget]] = {}  # pods with the service that they are engines of
-        for (obj, _, role, target), found in zip(targets, await asyncio.gather(*reads), strict=True):
+        for (obj, role, target), found in zip(targets, await asyncio.gather(*reads), strict=True):
             key = key_of(obj)
             if found is not None:  # else the last readings hold until the API server answers
                 with self._errors.contained(Stage.TARGET, key, subject_of(obj)):
@@ -224,10 +212,12 @@ class TargetPoller:
             live = await self._kube.get(found, key[0], ref.name)
             scale = await self._kube.get_scale(found, key[0], ref.name)
             selector = target.pod_selector or value_at(scale, "status", "selector")
-            problem = _unusable(ref.label, live, selector)
+            problem = _unusable(ref.label, live, selector, is_routed=target.port is not None)
             if problem is not None:
                 return problem
             pods, _ = await self._kube.list(PODS, key[0], str(selector))
+            if target.port is not None and (tier_pod := next(filter(is_of_tier, pods), None)) is not None:
+                return _of_tier(ref.label, tier_pod)
             autoscalers, _ = await self._kube.list(HORIZONTALPODAUTOSCALERS, key[0])
         except NotFound:
             message = f"{ref.api_version} {ref.label} does not exist in namespace {key[0]}"
@@ -327,8 +317,17 @@ def _taken(label: str, holder: str) -> TargetProblem:
     return TargetProblem(ConditionReason.TARGET_TAKEN, message)
 
 
-def _unusable(label: str, live: Object, selector: object) -> TargetProblem | None:
-    """Why an object cannot be a target; None if it can."""
+def _of_tier(label: str, pod: Object) -> TargetProblem:
+    """A Service cannot leave out some of the pods that it selects."""
+    message = (
+        f"the selector of {label} selects pod {pod['metadata']['name']}, an engine of the tiers of an InferenceService:"
+        " narrow podSelector"
+    )
+    return TargetProblem(ConditionReason.TARGET_OVERLAPS, message)
+
+
+def _unusable(label: str, live: Object, selector: object, *, is_routed: bool) -> TargetProblem | None:
+    """Why an object cannot be a target; None if it can. is_routed: whether gateways send requests to its pods."""
     own = live["metadata"].get("labels", {})
     if own.get(labels.MANAGED_BY) == "plimsoll" and labels.SERVICE in own:
         message = f"{label} belongs to InferenceService {own[labels.SERVICE]}, which sizes it already"
@@ -340,6 +339,12 @@ def _unusable(label: str, live: Object, selector: object) -> TargetProblem | Non
         message = (
             f"status.selector in the scale of {label} has {len(selector)} characters, at most {MAX_SELECTOR_CHARS} can"
             " be used: set podSelector"
+        )
+        return TargetProblem(ConditionReason.TARGET_NOT_SCALABLE, message)
+    if is_routed and match_labels(selector) is None:
+        message = (
+            f"a Service selects pods by NAME=VALUE pairs alone, and status.selector in the scale of {label} is"
+            f" {shorten(selector, _MAX_SHOWN_CHARS)}: set podSelector to such pairs"
         )
         return TargetProblem(ConditionReason.TARGET_NOT_SCALABLE, message)
     return None

@@ -105,6 +105,12 @@ def published_selector(service_object: Object, role: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def routed_selector(service_object: Object, targets: Mapping[str, TargetState], role: str) -> str | None:
+    """The selector of a target's pods as last read; before the first reading, that of an earlier process."""
+    state = targets.get(role)
+    return published_selector(service_object, role) if state is None else state.selector
+
+
 def other_writer_of(targets: Mapping[str, TargetState]) -> str | None:
     """Who else sets a replica count of a service, as a clause; None without one."""
     for state in targets.values():

@@ -1,0 +1,105 @@
+"""What the gateway's catalog reads of the EndpointSlices of a service's engines.
+
+Problem: a slice says where engines are and whether they are ready, not what they are. Any Service may have the labels
+of one that the operator makes.
+
+Idea: only slices of the Services that the operator makes count, by their names. Each engine is then joined with what
+the operator publishes of its template. One that nothing is published of takes no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.api import labels
+from plimsoll.api.contract import engine_tls_name
+from plimsoll.core.routing.endpoint import Endpoint, Leaving
+from plimsoll.core.routing.published_engines import EngineTemplate, PodState, PublishedEngines
+from plimsoll.core.types import Role
+from plimsoll.resources import object_meta
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceEngine:
+    """One engine as its slice has it. uid: of the pod."""
+
+    pod: str
+    uid: str
+    address: str
+    role: Role
+    serving: bool
+    terminating: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedEngine:
+    """An engine of a service, with the template of its pod."""
+
+    endpoint: Endpoint
+    template: EngineTemplate
+
+
+def service_of(obj: Object) -> tuple[str, Role] | None:
+    """Returns the service key and role of a slice, None for one of a Service that the operator does not make."""
+    meta = obj["metadata"]
+    found = meta.get("labels") or {}
+    service, role = found.get(labels.SERVICE), found.get(labels.ROLE)
+    if not service or role not in set(Role):
+        return None
+    own = {object_meta.tier_name(service, role), object_meta.targets_name(service)}
+    return (f"{meta['namespace']}/{service}", Role(role)) if found.get(labels.SLICE_SERVICE) in own else None
+
+
+def engines_of(obj: Object) -> tuple[str, tuple[SliceEngine, ...]] | None:
+    """Returns the service key and engines of a slice, None for another slice."""
+    found = service_of(obj)
+    ports = [port["port"] for port in obj.get("ports") or () if port.get("name") == "api" and port.get("port")]
+    if found is None or not ports:
+        return None
+    key, role = found
+    return key, tuple(_engines(obj.get("endpoints") or (), role, ports[0]))
+
+
+def _engines(endpoints: Iterable[Object], role: Role, port: int) -> Iterator[SliceEngine]:
+    for one in endpoints:
+        pod, addresses = one.get("targetRef") or {}, one.get("addresses") or ()
+        if not addresses or "name" not in pod:
+            continue
+        ip, conditions = addresses[0], one.get("conditions") or {}
+        yield SliceEngine(
+            pod=pod["name"],
+            uid=pod.get("uid", ""),
+            address=f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}",
+            role=role,
+            serving=bool(conditions.get("serving")),  # `ready` is false for one that leaves
+            terminating=bool(conditions.get("terminating")),
+        )
+
+
+def joined(namespace: str, engine: SliceEngine, published: PublishedEngines) -> JoinedEngine | None:
+    """Returns an engine with its template, None for one of an earlier service or without a template."""
+    template, state = published.template_of(engine.role, engine.pod, engine.uid), published.pods.get(engine.uid)
+    if template is None or state == PodState.EARLIER:
+        return None
+    endpoint = Endpoint(
+        address=engine.address,
+        pod=engine.pod,
+        role=engine.role,
+        revision=template.revision,
+        ready=engine.serving,
+        leaving=_leaving(engine, template, state),
+        tls_name=engine_tls_name(namespace) if template.tls else "",
+    )
+    return JoinedEngine(endpoint, template)
+
+
+def _leaving(engine: SliceEngine, template: EngineTemplate, state: str | None) -> Leaving:
+    if not engine.terminating:
+        return Leaving.NO
+    if not template.hands_over or state == PodState.AT_ONCE:
+        return Leaving.AT_ONCE
+    return Leaving.HANDS_OVER_ON_DRAINED_NODE if state == PodState.DRAINED_NODE else Leaving.HANDS_OVER

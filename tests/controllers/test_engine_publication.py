@@ -1,0 +1,155 @@
+"""What the operator publishes of the engines of a service, for gateways that read no pods."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from plimsoll.api import labels
+from plimsoll.controllers.reconcile.engine_publication import published_engines, template_of
+from plimsoll.core import codec
+from plimsoll.core.errors import ObjectRejected
+from plimsoll.core.routing.published_engines import MAX_PUBLISHED, PodState, PublishedEngines
+from tests import builders
+from tests.controllers.single_service import KEY, SingleService
+
+Object = dict[str, Any]
+PARENT = builders.service(tiers={"serve": {}})
+DELETED = {"deletionTimestamp": "2026-06-01T00:00:00Z"}
+
+
+def engine(name: str, revision: str = "r1", owner: str = "", **meta: Any) -> Object:
+    """A pod of the tier. owner: its ReplicaSet."""
+    made = builders.pod(PARENT, "serve", name, conditions=[{"type": "Ready", "status": "True"}])
+    made["metadata"] |= {"uid": f"uid-{name}", **meta}
+    made["metadata"]["labels"] |= {labels.REVISION: revision}
+    if owner:
+        made["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": owner, "uid": "rs", "controller": True}]
+    return made
+
+
+def workload(pod: Object) -> Object:
+    """A Deployment with the template of a pod."""
+    meta = {"labels": pod["metadata"]["labels"]}
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": "chat-serve", "labels": {labels.ROLE: "serve"}},
+        "spec": {"template": {"metadata": meta, "spec": pod.get("spec", {})}},
+    }
+
+
+def test_pods_of_the_present_template_are_not_published() -> None:
+    """So that a start or an end of an engine needs no write."""
+    one, two = engine("chat-serve-a-11111", owner="chat-serve-a"), engine("chat-serve-a-22222", owner="chat-serve-a")
+    found = published_engines([workload(one)], [one, two, engine("chat-serve-a-33333", **DELETED)], [])
+    assert found == PublishedEngines({"serve": template_of(one)})
+    assert found.current["serve"].hands_over
+
+
+def test_former_template_is_published_for_its_replica_set() -> None:
+    old, new = engine("chat-serve-a-11111", "r1", "chat-serve-a"), engine("chat-serve-b-11111", "r2", "chat-serve-b")
+    found = published_engines([workload(new)], [old, new], [])
+    assert found.others == {"chat-serve-a": template_of(old)}
+    assert found.template_of("serve", "chat-serve-a-zzzzz", "unknown") == template_of(old)
+    assert found.template_of("serve", "chat-serve-c-zzzzz", "unknown") == template_of(new)
+    assert found.template_of("prefill", "chat-prefill-c-zzzzz", "unknown") is None
+
+
+@pytest.mark.parametrize("owner", ["", f"{'a' * 70}-hash"], ids=["no ReplicaSet", "a name that was cut"])
+def test_pod_whose_name_has_no_replica_set_is_published_by_uid(owner: str) -> None:
+    old, new = engine("chat-serve-0", "r1", owner), engine("chat-serve-1", "r2")
+    found = published_engines([workload(new)], [old, new], [])
+    assert found.others == {"uid-chat-serve-0": template_of(old)}
+    assert found.template_of("serve", "chat-serve-0", "uid-of-its-successor") == template_of(new)
+
+
+def test_leader_of_several_pods_does_not_hand_over() -> None:
+    leader = builders.group_pod(builders.service(tiers={"serve": {"nodes": 2}}), "chat-serve-0")
+    leader["metadata"]["labels"][labels.SET_NAME] = "chat-serve"
+    assert not template_of(leader).hands_over
+    group = builders.leader_worker_set(builders.service(tiers={"serve": {"nodes": 2}}))
+    assert not published_engines([group], [], []).current["serve"].hands_over
+
+
+@pytest.mark.parametrize(
+    ("reason", "meta", "state"),
+    [
+        ("PreemptionByScheduler", DELETED, PodState.AT_ONCE),
+        ("EvictionByEvictionAPI", DELETED, PodState.DRAINED_NODE),
+        ("EvictionByEvictionAPI", {}, None),
+        ("", DELETED | {"deletionGracePeriodSeconds": 30}, PodState.AT_ONCE),
+        ("", DELETED | {"deletionGracePeriodSeconds": 625}, None),
+    ],
+    ids=["preempted", "evicted", "not deleted yet", "short grace", "full grace"],
+)
+def test_reason_why_a_pod_leaves_is_published(reason: str, meta: Object, state: PodState | None) -> None:
+    going = engine("chat-serve-a-11111", **meta)
+    going["spec"] = {"terminationGracePeriodSeconds": 625}
+    going["status"]["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": reason})
+    found = published_engines([workload(going)], [going], [])
+    assert found.pods == ({} if state is None else {"uid-chat-serve-a-11111": state})
+
+
+def test_pods_of_an_earlier_service_and_unplaced_roles_are_published() -> None:
+    waiting = engine("chat-serve-a-11111")
+    waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False"}]
+    worker = engine("chat-serve-0-1")
+    del worker["metadata"]["labels"][labels.ROLE]
+    found = published_engines([workload(waiting)], [waiting, worker], [engine("old"), worker])
+    assert found.unplaced == ("serve",)
+    assert found.pods == {"uid-old": PodState.EARLIER}
+    assert codec.decode(PublishedEngines, codec.encode(found)) == found
+
+
+def test_number_of_published_pods_is_bounded() -> None:
+    pods = [engine(f"chat-serve-{n}", f"r{n}") for n in range(MAX_PUBLISHED + 5)]
+    found = published_engines([workload(engine("x", "new"))], pods, pods)
+    assert (len(found.others), len(found.pods)) == (MAX_PUBLISHED, MAX_PUBLISHED)
+
+
+@pytest_asyncio.fixture
+async def running() -> AsyncIterator[SingleService]:
+    made = SingleService(0.0, tiers={"serve": {"maxReplicas": 9}})
+    await made.run(3)
+    yield made
+    await made.delete()
+
+
+def engines_of(service: SingleService) -> PublishedEngines:
+    found = service.cache.get(labels.ADMISSION_KIND, KEY)
+    assert found is not None
+    assert not found.get("limits")
+    return codec.decode(PublishedEngines, found["engines"])
+
+
+async def test_service_without_slo_publishes_its_engines(running: SingleService) -> None:
+    deployment = running.deployment("serve")
+    assert deployment is not None
+    template = deployment["spec"]["template"]
+    assert engines_of(running).current == {"serve": template_of(template)}
+    assert template_of(template).revision
+
+
+async def test_template_is_published_before_the_workload_gets_it(
+    running: SingleService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a pod of it that appears while the operator is down would count as one of the former template."""
+    before, apply = running.deployment("serve"), running.kube.apply
+
+    async def refuse(obj: Object, *arguments: Any, **options: Any) -> Object:
+        if obj["kind"] == labels.ADMISSION_KIND:
+            raise ObjectRejected("no", 403)
+        return await apply(obj, *arguments, **options)
+
+    monkeypatch.setattr(running.kube, "apply", refuse)
+    running.edit("engine", {"args": ["--max-model-len=4096"]})
+    with pytest.raises(Exception, match="no"):
+        await running._reconciler.reconcile(KEY)
+    assert running.deployment("serve") == before
+    monkeypatch.undo()
+    await running._reconciler.reconcile(KEY)
+    assert running.deployment("serve") != before
+    assert engines_of(running).current["serve"].max_model_len == 4096
