@@ -151,6 +151,12 @@ _LIMITS: Final = (
         (Switch("engine_model.measured_limits", "MeasuredLimits.apply", returning_argument(1, "announced")),),
         ("engine_model/measured_limits.py",),
     ),
+    Mechanism(
+        "itl-limit",
+        "Limits the load of a replica to one whose measured ITL meets its target.",
+        (Switch("autoscaling.itl_limit", "ItlLimit.correction", returning(1.0)),),
+        ("autoscaling/itl_limit.py",),
+    ),
 )
 _STARTUP: Final = (
     Mechanism(

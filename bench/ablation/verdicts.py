@@ -178,6 +178,11 @@ NAMED_CASES: Final = (
         "attainment -41.3 and -5.7 points; GPU-hours +24 % on `half-kv`; `few-slots` (1 seed) does not differ",
     ),
     NamedCase(
+        "itl-limit",
+        "chunks of 8,192 tokens instead of the announced 1,024, `itl` 50 ms ([design studies](design-studies.md))",
+        "p99 ITL stays at 71 ms, with four replicas instead of eight",
+    ),
+    NamedCase(
         "standby-base",
         "`two-prompts` (1 seed)",
         "10 changes instead of 4, with four reversals instead of none, GPU-hours +3.0 %, the same attainment; on "

@@ -10,10 +10,12 @@ import pytest
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.controllers.autoscale import scaling_conditions
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
+from plimsoll.core.autoscaling.itl_limit import ItlLimit
 from plimsoll.core.autoscaling.model_mismatch import limits_mismatches
 from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.capacity.tier_model import Constraint
+from plimsoll.core.engine_model.measured_limits import NO_MEASURED_LIMITS, MeasuredLimits
 from plimsoll.core.engine_model.step_time import EngineLimits
 from tests.controllers.single_service import ABOUT, SingleService
 
@@ -33,15 +35,32 @@ def message_of(**tiers: SizingResult) -> str | None:
 
 def test_no_condition_while_nothing_contradicts_the_model() -> None:
     assert message_of(serve=SIZED) is None
-    assert limits_mismatches(ANNOUNCED, ANNOUNCED) == limits_mismatches(None, None) == ()
+    assert limits_mismatches(NO_MEASURED_LIMITS, ANNOUNCED) == limits_mismatches(NO_MEASURED_LIMITS, None) == ()
 
 
 def test_fewer_slots_and_less_kv_than_announced() -> None:
-    measured = limits_mismatches(replace(ANNOUNCED, max_sequences=32, kv_tokens=200_000), ANNOUNCED)
+    limits = MeasuredLimits(32.0, full=8.0, full_at_most=8.0, kv_share=0.5)
+    measured = limits_mismatches(limits, ANNOUNCED)
     assert message_of(prefill=SIZED, decode=replace(SIZED, limits_mismatches=measured)) == (
         "decode: an engine runs 32 sequences at once while others wait, announced 256 sequences. Check "
         "--max-num-seqs of the engine; decode: the KV cache of an engine holds 200,000 tokens by its use, announced "
         "400,000 tokens. Check what else uses the memory of its GPUs"
+    )
+
+
+def test_preemptions_with_less_kv_than_announced() -> None:
+    measured = limits_mismatches(MeasuredLimits(unpreempted_share=0.9), ANNOUNCED)
+    message = message_of(serve=replace(SIZED, limits_mismatches=measured))
+    assert message is not None
+    assert "the KV cache of an engine holds 360,000 tokens by its preemptions, announced 400,000 tokens" in message
+
+
+def test_longer_itl_than_its_target() -> None:
+    limit = ItlLimit(0.7, itl_s=0.072, target_s=0.05)
+    message = message_of(serve=replace(SIZED, capacity_correction=1.44, itl_limit=limit))
+    assert message == (
+        "serve: capacity correction 1.44, because p99 itl was 72 ms, target 50 ms (1 predicted). Check "
+        "--max-num-batched-tokens and the load of the engine's host"
     )
 
 

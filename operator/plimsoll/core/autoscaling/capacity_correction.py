@@ -1,4 +1,7 @@
-"""Sizings corrected by the rejections of the service (`rejection_feedback`)."""
+"""Sizings corrected by the rejections of the service (`rejection_feedback`) and by the ITL of a tier (`itl_limit`).
+
+Both say how much more is needed than the model computes. They do not add up, so the larger one counts.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot
+from plimsoll.core.autoscaling.itl_limit import ItlLimit
 from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.rejection_feedback import CapacityCorrection, RejectionSample
 from plimsoll.core.autoscaling.snapshot_signals import in_flight, is_fully_ready
@@ -23,7 +27,7 @@ def correct_sizings(
     slo: Slo | None,
     now_s: float,
 ) -> dict[str, SizingResult | Unavailable]:
-    """Return the sizings with more replicas in the short tier, and update its correction.
+    """Return the sizings with more replicas in the tiers that are short, and update their corrections.
 
     Rejections concern the whole service: while a tier has too few replicas, they may be due to it. The short tier is
     the one whose engines have or just had waiting requests; without any, the one with the highest utilization by the
@@ -56,7 +60,11 @@ def correct_sizings(
         required, cv2 = _fractional_replicas(sizing, sizing.replicas), tiers[name].arrival_cv2
         feedback = RejectionSample(tier_rejected, snapshot.metrics.arrivals, 1.0 - slo.share, running, cv2)
         correction.update(required, tier_snapshot.ready, fully_ready, feedback, now_s)
-        if not correction.is_negligible:
+        itl_limit = tiers[name].itl_limit
+        by_itl = itl_limit.correction(sizing.replica_work / sizing.request_gpu_s)
+        if by_itl > correction.factor:
+            corrected[name] = _within_itl(sizing, itl_limit, by_itl)
+        elif not correction.is_negligible:
             counts = required, _fractional_replicas(sizing, sizing.scale_down_replicas)
             replicas, scale_down_replicas = (math.ceil(count * correction.factor - 1e-9) for count in counts)
             scale_down_replicas = max(replicas, scale_down_replicas)
@@ -67,6 +75,20 @@ def correct_sizings(
                 capacity_correction=correction.factor,
             )
     return corrected
+
+
+def _within_itl(sizing: SizingResult, limit: ItlLimit, correction: float) -> SizingResult:
+    """Return the sizing with as many replicas that none carries more than the limit."""
+    carried_per_s = limit.rate_per_s * (1.0 - sizing.headroom)
+    replicas = max(sizing.replicas, math.ceil(sizing.rate_per_s / carried_per_s - 1e-9))
+    retained = math.ceil(sizing.retained_rate_per_s / carried_per_s - 1e-9)
+    return replace(
+        sizing,
+        replicas=replicas,
+        scale_down_replicas=max(replicas, sizing.scale_down_replicas, retained),
+        capacity_correction=correction,
+        itl_limit=limit,
+    )
 
 
 def _fractional_replicas(sizing: SizingResult, replicas: int) -> float:

@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 from plimsoll.core.autoscaling.observations import Mismatch, SizingResult
+from plimsoll.core.engine_model.measured_limits import MeasuredLimits
 from plimsoll.core.engine_model.step_time import EngineLimits
 from plimsoll.core.units import format_seconds
 
 
-def limits_mismatches(limits: EngineLimits | None, announced: EngineLimits | None) -> tuple[Mismatch, ...]:
-    """Return what engines hold less than they announced. limits: those that sizing and admission use."""
+def limits_mismatches(measured: MeasuredLimits, announced: EngineLimits | None) -> tuple[Mismatch, ...]:
+    """Return what engines hold less than they announced."""
     found: list[Mismatch] = []
-    if limits is None or announced is None:
+    if announced is None:
         return ()
+    limits = measured.apply(announced)
     if limits.max_sequences < announced.max_sequences:
         evidence = (
             f"an engine runs {limits.max_sequences} sequences at once while others wait, "
@@ -22,8 +24,9 @@ def limits_mismatches(limits: EngineLimits | None, announced: EngineLimits | Non
         )
         found.append(Mismatch(evidence, "Check --max-num-seqs of the engine"))
     if limits.kv_tokens < announced.kv_tokens:
+        cause = "its use" if measured.kv_share < 1.0 else "its preemptions"
         evidence = (
-            f"the KV cache of an engine holds {limits.kv_tokens:,} tokens by its use, "
+            f"the KV cache of an engine holds {limits.kv_tokens:,} tokens by {cause}, "
             f"announced {announced.kv_tokens:,} tokens"
         )
         found.append(Mismatch(evidence, "Check what else uses the memory of its GPUs"))
@@ -33,11 +36,13 @@ def limits_mismatches(limits: EngineLimits | None, announced: EngineLimits | Non
 def sizing_mismatches(sizing: SizingResult) -> tuple[Mismatch, ...]:
     """Return all that corrects this sizing."""
     found = list(sizing.limits_mismatches)
-    if sizing.capacity_correction > 1.0:
-        evidence = (
-            f"capacity correction {sizing.capacity_correction:.2f}, because requests were rejected with all "
-            "replicas ready (1 predicted)"
-        )
+    correction = f"capacity correction {sizing.capacity_correction:.2f}, because"
+    if sizing.itl_limit is not None:
+        itl_s, target_s = sizing.itl_limit.itl_s, sizing.itl_limit.target_s
+        evidence = f"{correction} p99 itl was {format_seconds(itl_s)}, target {format_seconds(target_s)} (1 predicted)"
+        found.append(Mismatch(evidence, "Check --max-num-batched-tokens and the load of the engine's host"))
+    elif sizing.capacity_correction > 1.0:
+        evidence = f"{correction} requests were rejected with all replicas ready (1 predicted)"
         found.append(Mismatch(evidence, "Check that the engines run as announced"))
     if sizing.ttft_offset_s:
         evidence = (

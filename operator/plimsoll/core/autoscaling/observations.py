@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from plimsoll.core.autoscaling.decision_state import DecisionState
+from plimsoll.core.autoscaling.itl_limit import ItlLimit
 from plimsoll.core.autoscaling.startup_time import StartingPod, StartupModel
 from plimsoll.core.capacity.sizing import Infeasible
 from plimsoll.core.capacity.tier_model import Constraint
@@ -56,15 +57,16 @@ class SizingResult:
     """Sizing of one tier for a forecast; `sizing_batch.size_batch` computes it for many tiers.
 
     replicas: fewest that carry the forecast with `headroom`. scale_down_replicas: fewest that carry it with the margin
-    against noise, if more are ordered. rate_per_s: the forecast in requests/s of the current mix. request_gpu_s: work
-    of one request. replica_work: SLO capacity of one replica, GPU-seconds per second. constraint: tightest constraint.
-    attainment, tpot_s: attainment and TPOT at the SLO's percentile for the forecast on the ordered replicas; tpot_s is
-    None without a TPOT target, infinite if they are overloaded. attainment_one_fewer: attainment with one replica fewer
-    than needed. model_tpot_s: modelled TPOT percentile of the ready replicas at the current level; None if unknown.
-    infeasible: no number of replicas meets the SLO, and the sizing uses the feasible SLO that it names.
-    capacity_correction: factor from observed rejections, included in `replicas`. ttft_offset_s: TTFT beyond the model,
-    from late first tokens, included too. limits_mismatches: what engines hold less than announced, included too.
-    target_classes: the request class whose own target replaces that of the service, by the target's name.
+    against noise, if more are ordered. rate_per_s: the forecast in requests/s of the current mix. retained_rate_per_s:
+    that with the margin. request_gpu_s: work of one request. replica_work: SLO capacity of one replica, GPU-seconds per
+    second. constraint: tightest constraint. attainment, tpot_s: attainment and TPOT at the SLO's percentile for the
+    forecast on the ordered replicas; tpot_s is None without a TPOT target, infinite if they are overloaded.
+    attainment_one_fewer: attainment with one replica fewer than needed. model_tpot_s: modelled TPOT percentile of the
+    ready replicas at the current level; None if unknown. infeasible: no number of replicas meets the SLO, and the
+    sizing uses the feasible SLO that it names. capacity_correction: factor from observed rejections or ITL, included in
+    `replicas`. itl_limit: what it is by, None for rejections. ttft_offset_s: TTFT beyond the model, from late first
+    tokens, included too. limits_mismatches: what engines hold less than announced, included too. target_classes: the
+    request class whose own target replaces that of the service, by the target's name.
     """
 
     replicas: int
@@ -79,7 +81,9 @@ class SizingResult:
     model_tpot_s: float | None = None
     headroom: float = 0.0
     infeasible: Infeasible | None = None
+    retained_rate_per_s: float = 0.0
     capacity_correction: float = 1.0
+    itl_limit: ItlLimit | None = None
     ttft_offset_s: float = 0.0
     limits_mismatches: tuple[Mismatch, ...] = ()
     target_classes: Mapping[str, str] = field(default_factory=dict)

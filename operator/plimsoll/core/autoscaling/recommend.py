@@ -242,7 +242,8 @@ def _reserve_notes(context: TierContext, sizing: SizingResult) -> tuple[str, str
 def _correction_note(sizing: SizingResult) -> str:
     correction, offset_s = sizing.capacity_correction, sizing.ttft_offset_s
     note = f", TTFT {format_seconds(offset_s)} above the model" if offset_s else ""
-    return f"{note}, capacity correction {correction:.2f} after rejections" if correction > 1.0 else note
+    cause = "after rejections" if sizing.itl_limit is None else "by itl"
+    return f"{note}, capacity correction {correction:.2f} {cause}" if correction > 1.0 else note
 
 
 def _measured_note(context: TierContext, constraint: Constraint, slo: Slo | None) -> str:
@@ -325,7 +326,8 @@ def _attainment_note(replicas: int, attainment: float, sizing: SizingResult, slo
     if slo is None or attainment < slo.share or sizing.headroom:
         return note
     if sizing.capacity_correction > 1.0:
-        return f"{note}, by the model, which the rejections contradict"
+        evidence = "the rejections contradict" if sizing.itl_limit is None else "itl contradicts"
+        return f"{note}, by the model, which {evidence}"
     return f"{note}, but not {format_number(100 * slo.share)}% in {WINDOW_CONFIDENCE:.0%} of all windows"
 
 

@@ -18,6 +18,7 @@ from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.model_mismatch import limits_mismatches
 from plimsoll.core.autoscaling.observations import (
+    LATENCY_WINDOW_S,
     LaggingSignals,
     NoDemand,
     ServiceObservation,
@@ -32,6 +33,7 @@ from plimsoll.core.autoscaling.sizing_requests import backlog_gpu_s, client_tier
 from plimsoll.core.autoscaling.snapshot_signals import (
     NO_TIER_METRICS,
     idle_status,
+    is_fully_ready,
     known_no_demand,
     metrics_coverage,
     plausible_rate,
@@ -149,6 +151,8 @@ class ServiceState:
             tier_metrics = snapshot.metrics.tiers.get(tier.role, NO_TIER_METRICS)
             if tier_snapshot is None or tier_snapshot.is_uniform:  # else former engines would limit the new ones
                 tier.update_limits(tier_metrics.batches, now_s)
+            if tier_snapshot is not None and tier_snapshot.is_uniform:
+                self._ingest_minute(tier, tier_snapshot, snapshot.metrics, spec, now_s)
             if tier_metrics.windows:
                 tier.update_model(without_kv_posting(tier_metrics.windows, tier_metrics.kv_post_share), self.workload)
         if any([tier_snapshot.ready == 0 for tier_snapshot in snapshot.tiers.values()]):
@@ -156,6 +160,17 @@ class ServiceState:
         startup_s = max([tier.startup_s for tier in self.tiers.values()])
         self._update_idle(snapshot, spec, startup_s, now_s)
         self.ttft_feedback.update(snapshot, spec, self.tiers, self.workload, self.sizings, now_s)
+
+    def _ingest_minute(
+        self, tier: TierState, tier_snapshot: TierSnapshot, metrics: ServiceMetrics, spec: ScalingSpec, now_s: float
+    ) -> None:
+        """Process preemptions and ITL of the last minute, if it was settled."""
+        ready, lagging = tier_snapshot.ready, metrics.tiers.get(tier.role, NO_TIER_METRICS).lagging
+        if tier.ends_settled_minute(ready, is_fully_ready(tier_snapshot), now_s):
+            tier.update_preemptions(lagging.preemptions_per_s, metrics.arrivals)
+            rejected = 0.0 if isinstance(metrics.rejected_share, Unavailable) else metrics.rejected_share
+            rate_per_s = metrics.arrivals * (1.0 - rejected) / LATENCY_WINDOW_S / ready
+            tier.update_itl(lagging.itl_s, None if spec.slo is None else spec.slo.itl_s, rate_per_s, now_s)
 
     def _update_idle(self, snapshot: ServiceSnapshot, spec: ScalingSpec, startup_s: float, now_s: float) -> None:
         """Update the idle state."""
@@ -304,7 +319,7 @@ class ServiceState:
             sizing = replace(sizing, target_classes=target_classes)
         if tier.limits is tier.announced:
             return sizing
-        return replace(sizing, limits_mismatches=limits_mismatches(tier.limits, tier.announced))
+        return replace(sizing, limits_mismatches=limits_mismatches(tier.measured_limits, tier.announced))
 
     def is_decision_due(self, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float) -> bool:
         """Whether the service must be decided at this tick."""

@@ -148,6 +148,7 @@ def size_batch(requests: Sequence[SizingRequest]) -> list[SizingResult | Unavail
                 replicas=int(sizes.replicas[i]),
                 scale_down_replicas=int(scale_down_counts[i]),
                 rate_per_s=float(rate[i]),
+                retained_rate_per_s=float(retained_rate[i]),
                 request_gpu_s=request.capacity.request_gpu_s,
                 replica_work=request.capacity.replica_work,
                 constraint=request.capacity.constraint,

@@ -17,6 +17,7 @@ import numpy as np
 
 from plimsoll.core import codec
 from plimsoll.core.autoscaling.decision_state import DecisionState
+from plimsoll.core.autoscaling.itl_limit import ItlLimit
 from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.startup_models import decode_models
@@ -124,6 +125,7 @@ def _dump_tier(tier: TierState) -> dict[str, Any]:
         "starts": codec.encode(tier.startup_models),
         "demand": demand.to_dict(tier.forecast_state),
         "speed": speed_model,
+        "itl_limit": codec.encode(tier.itl_limit),
         "limits": None if tier.announced is None else _dump_limits(tier.announced, tier.measured_limits),
     }
 
@@ -145,6 +147,8 @@ def _restore_limits(tier: TierState, stored: Any) -> None:
 
 
 def _restore_tier(tier: TierState, stored: Mapping[str, Any]) -> None:
+    with suppress(ValueError):
+        tier.itl_limit = codec.decode(ItlLimit, stored.get("itl_limit"))
     with suppress(ValueError):
         _restore_limits(tier, stored.get("limits"))
     with suppress(ValueError):

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from plimsoll.core.autoscaling.itl_limit import NO_ITL_LIMIT, ItlLimit, update_itl_limit
+from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_models import StartupModels
 from plimsoll.core.autoscaling.startup_time import StartupModel, startup_prior
@@ -31,6 +33,7 @@ from plimsoll.core.engine_model.measured_limits import (
     NO_MEASURED_LIMITS,
     EngineBatch,
     MeasuredLimits,
+    count_preemptions,
     is_one_configuration,
     update_limits,
 )
@@ -118,6 +121,7 @@ class TierState:
     limits: EngineLimits | None = None  # as announced, or less where measured
     announced: EngineLimits | None = None
     measured_limits: MeasuredLimits = NO_MEASURED_LIMITS
+    itl_limit: ItlLimit = NO_ITL_LIMIT
     layers: int = DEFAULT_LAYERS
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     capacity: TierCapacity | Unavailable = NO_ENGINE_INFO
@@ -129,6 +133,7 @@ class TierState:
     _arrival_cv2: float = field(default=1.0, repr=False)
     _capacity_inputs: _CapacityInputs | None = field(default=None, repr=False)
     _model_cache: tuple[Posterior, WindowSums | None, StepModel] | None = field(default=None, repr=False)
+    _settled_since: tuple[float, int] | None = field(default=None, repr=False)  # and the number of replicas
     _startup_cache: tuple[StartupModels, float] | None = field(default=None, repr=False)
     _averaged_model: tuple[float, float, StepModel] | None = field(
         default=None, repr=False
@@ -190,8 +195,36 @@ class TierState:
             return
         if self.role is Role.PREFILL or not batches:
             return
-        self.measured_limits = update_limits(self.measured_limits, batches, self.announced, now_s)
-        limits = self.measured_limits.apply(self.announced)
+        self._apply_limits(update_limits(self.measured_limits, batches, self.announced, now_s), self.announced)
+
+    def ends_settled_minute(self, ready: int, is_fully_ready: bool, now_s: float) -> bool:
+        """Whether this tick ends a minute in which all ordered replicas were ready, and as many as now."""
+        since = self._settled_since
+        if not is_fully_ready or since is None or since[1] != ready or now_s < since[0]:
+            self._settled_since = (now_s, ready) if is_fully_ready else None
+            return False
+        if now_s - since[0] < LATENCY_WINDOW_S:
+            return False
+        self._settled_since = now_s, ready
+        return True
+
+    def update_preemptions(self, preemptions_per_s: float | Unavailable, requests: float) -> None:
+        """Update the limits with the preemptions and requests of a settled minute."""
+        if self.announced is None or self.limits is None or self.role is Role.PREFILL:
+            return
+        if not isinstance(preemptions_per_s, Unavailable):
+            preemptions = preemptions_per_s * LATENCY_WINDOW_S
+            self._apply_limits(count_preemptions(self.measured_limits, preemptions, requests), self.announced)
+
+    def update_itl(
+        self, measured_s: float | Unavailable, target_s: float | None, replica_rate_per_s: float, now_s: float
+    ) -> None:
+        """Update the load within the ITL target with a settled minute. replica_rate_per_s: requests/s per replica."""
+        if not isinstance(measured_s, Unavailable):
+            self.itl_limit = update_itl_limit(self.itl_limit, measured_s, target_s, replica_rate_per_s, now_s)
+
+    def _apply_limits(self, measured: MeasuredLimits, announced: EngineLimits) -> None:
+        self.measured_limits, limits = measured, measured.apply(announced)
         if limits != self.limits:
             self.limits = limits
 

@@ -1,0 +1,53 @@
+"""Load of a replica at which its measured inter-token latency (ITL) meets the target.
+
+Problem: the model computes ITL from step times and from the chunks that the engine announced. Where the gaps are
+longer, no request is rejected and no first token is late, so nothing else shows that the tier is short.
+
+Idea: a settled minute whose ITL exceeds the target shows that a replica carries less than its load, by the same factor.
+ITL grows less than in proportion to the load, so this never leads to too many replicas. It holds until a minute with
+more load is in time, or for two hours, since without evidence it would never end.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, NamedTuple
+
+from plimsoll.core.codec import Number
+
+_NOISE: Final = 1.05  # measured over target that a percentile of one minute reaches by chance
+_STEP: Final = (1.1, 2.0)  # least and most by which one minute lowers the load
+_MAX_AGE_S: Final = 7200.0  # of the last minute above the target
+
+
+class ItlLimit(NamedTuple):
+    """Limit of one tier. rate_per_s: highest requests/s of a replica within the target; 0 if no minute has exceeded it.
+    itl_s, target_s, at_s: of the last minute that did, seconds, and seconds since the epoch.
+    """
+
+    rate_per_s: Annotated[float, Number(0.0, 1e9, digits=6)] = 0.0
+    itl_s: Annotated[float, Number(0.0, 1e6, digits=6)] = 0.0
+    target_s: Annotated[float, Number(0.0, 1e6, digits=6)] = 0.0
+    at_s: Annotated[float, Number(0.0, 1e11)] = 0.0
+
+    def correction(self, capacity_per_s: float) -> float:
+        """Return the SLO capacity of a replica, requests/s, over this limit; at least 1."""
+        return max(1.0, capacity_per_s / self.rate_per_s) if self.rate_per_s > 0.0 else 1.0
+
+
+NO_ITL_LIMIT: Final = ItlLimit()
+
+
+def update_itl_limit(
+    limit: ItlLimit, measured_s: float, target_s: float | None, rate_per_s: float, now_s: float
+) -> ItlLimit:
+    """Return the limit after a settled minute. measured_s: its ITL. rate_per_s: of one replica."""
+    if target_s is None or target_s != limit.target_s or abs(now_s - limit.at_s) > _MAX_AGE_S:
+        limit = NO_ITL_LIMIT
+    if target_s is None or rate_per_s <= 0.0:
+        return limit
+    if measured_s > _NOISE * target_s:
+        carried = rate_per_s / min(max(measured_s / target_s, _STEP[0]), _STEP[1])
+        carried = min(limit.rate_per_s, carried) if limit.rate_per_s else carried
+        return ItlLimit(carried, measured_s, target_s, now_s)
+    is_raised = 0.0 < limit.rate_per_s < rate_per_s and measured_s <= target_s
+    return limit._replace(rate_per_s=rate_per_s) if is_raised else limit
