@@ -12,7 +12,7 @@ oldest whose target selects it. So all targets are read first, and then applied 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -148,11 +148,6 @@ class TargetPoller:
                 with self._errors.contained(Stage.TARGET, key, subject_of(obj)):
                     self._apply(obj, role, target, found, engines)
             engines.update((key_of(pod), (key, target)) for pod in self._cache.children(labels.ADOPTED_POD_KIND, key))
-
-    def _has_place(self, obj: Object, role: RoleName) -> bool:
-        """Whether gateways watch the pods of a target, as last read, or as an earlier process of the operator said."""
-        before = self._states.get((key_of(obj), role))
-        return (published_selector(obj, role) if before is None else before.selector) is not None
 
     def _apply(
         self,
@@ -301,15 +296,6 @@ class TargetPoller:
 async def _known(problem: TargetProblem) -> TargetProblem:
     """The result for a target that is not read."""
     return problem
-
-
-def _too_many(one: WatchCandidate, watched: Collection[WatchCandidate]) -> TargetProblem:
-    share = sum(other.namespace == one.namespace for other in watched)
-    message = (
-        f"gateways watch the pods of at most {MAX_ROUTED_TARGETS} targets with a port, and the share of namespace"
-        f" {one.namespace} is {share}: remove port from this target or from another one of the namespace"
-    )
-    return TargetProblem(ConditionReason.TOO_MANY_TARGETS, message)
 
 
 def _taken(label: str, holder: str) -> TargetProblem:
