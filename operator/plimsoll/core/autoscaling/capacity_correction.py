@@ -53,7 +53,7 @@ def correct_sizings(
     for name, sizing in known.items():
         tier_snapshot, correction = snapshot.tiers[name], corrections[name]
         tier_rejected = 0.0 if isinstance(rejected_share, Unavailable) or name != short else rejected_share
-        required, cv2 = _fractional_replicas(sizing, sizing.replicas), tiers[name].arrival_cv2
+        required, cv2 = _fractional_replicas(sizing, sizing.replicas), tiers[name].capacity_state.arrival_cv2
         feedback = RejectionSample(tier_rejected, snapshot.metrics.arrivals, 1.0 - slo.share, running, cv2)
         correction.update(required, tier_snapshot.ready, fully_ready, feedback, now_s)
         if not correction.is_negligible:
