@@ -11,7 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from plimsoll.core.autoscaling.cadence import DECISION_INTERVAL_S
+from plimsoll.core.autoscaling.capacity_plans import plan_capacities
 from plimsoll.core.autoscaling.fleet_decisions import SMALL_FLEET, decide_all
+from plimsoll.core.autoscaling.ingest import IngestedService
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
 from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit, ScalingPolicy, TierPolicy
@@ -380,5 +382,5 @@ def test_capacity_is_of_the_needed_replicas_not_of_the_ordered() -> None:
     assert sizing.replicas == 1
 
     tighter = replace(spec, slo=replace(SLO, tpot_s=0.04))
-    _, [plan] = service.plan_capacities(snapshot, tighter, START_S + 60.0, 1)
+    _, [plan] = plan_capacities(IngestedService(ServiceTick(service, snapshot, tighter, START_S + 60.0)), 1)
     assert plan.replicas == 1
