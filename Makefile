@@ -1,7 +1,7 @@
 # Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test test-all check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-keda e2e-flux e2e-policies bench
+.PHONY: help setup tools lock base-images sbom image-sbom scan release-check release-notes chart krew demo demo-engines demo-fleet demo-down test test-all check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-keda e2e-flux e2e-policies bench
 
 VENV := .venv
 TOOLS := build/tools
@@ -49,6 +49,21 @@ sbom: images tools ## An SBOM (CycloneDX) of each image that make images built, 
 
 scan: tools ## Known vulnerabilities of all locked Python packages; needs api.osv.dev
 	@$(STAGE) -v scan $(TOOLS)/bin/python -m release.scan
+
+image-sbom: tools ## What a release does: the SBOM of the image IMAGE, called NAME, in FILE
+	@$(STAGE) -v image-sbom $(TOOLS)/bin/python -m release.sbom "$(NAME)" "$(IMAGE)" "$(FILE)"
+
+release-check: ## What a release does: fail unless package, chart and changelog have VERSION, and base images digests
+	@$(STAGE) -v release-check release/check "$(VERSION)"
+
+release-notes: ## What a release does: the section of VERSION in the changelog, in FILE
+	@$(STAGE) -v release-notes release/notes "$(VERSION)" "$(FILE)"
+
+chart: ## What a release does: package the chart in dist, with the images VERSION in REPOSITORY as its defaults
+	@$(STAGE) -v chart release/chart "$(VERSION)" "$(REPOSITORY)"
+
+krew: ## What a release does: the krew plugin of VERSION in dist, for a release whose files are at URL
+	@$(STAGE) -v krew python3 -m release.krew "$(VERSION)" "$(URL)" dist
 
 # The tests start hundreds of Python programs, each of which would compile the same files again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=

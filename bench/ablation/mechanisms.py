@@ -41,7 +41,7 @@ _MODEL: Final = (
     Mechanism(
         "step-calibration",
         "Learns the times of steps (and so TPOT and TTFT) from the engines' counters.",
-        (Switch("autoscaling.tier_state", "update_all", returning_argument(0, "posterior")),),
+        (Switch("autoscaling.tier_engines", "update_all", returning_argument(0, "posterior")),),
         (
             "engine_model/calibration/posterior_update.py",
             "engine_model/calibration/counter_window.py",
@@ -69,7 +69,7 @@ _MODEL: Final = (
     Mechanism(
         "pessimism",
         "Sizes on the upper quartile of the step time while little is known.",
-        (Switch("autoscaling.tier_state", "PESSIMISM", constant(0.5)),),
+        (Switch("autoscaling.tier_engines", "PESSIMISM", constant(0.5)),),
         ("engine_model/calibration/estimates.py:quantile_model",),
     ),
     Mechanism(
@@ -81,8 +81,11 @@ _MODEL: Final = (
     Mechanism(
         "arrival-dispersion",
         "Learns how far arrivals bunch, and sizes for it.",
-        (Switch("autoscaling.tier_state", "arrival_dispersion", returning(1.0)),),
-        ("demand/noise_model.py:arrival_dispersion", "autoscaling/tier_state.py:TierState.measured_arrival_cv2"),
+        (Switch("autoscaling.capacity_state", "arrival_dispersion", returning(1.0)),),
+        (
+            "demand/noise_model.py:arrival_dispersion",
+            "autoscaling/capacity_state.py:CapacityState.measured_arrival_cv2",
+        ),
     ),
     Mechanism(
         "windowed-slo",

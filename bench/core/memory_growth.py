@@ -79,7 +79,7 @@ class FleetSimulation:
 
     def _metrics(self, role: str, tier: TierState, replicas: int) -> TierMetrics:
         """A word of each replica, some of which are faster than others."""
-        if tier.posterior is None:
+        if tier.engines.posterior is None:
             return tick_cost.METRICS
         generation, windows = self.now_s // REPLICA_LIFE_S, []
         for replica in range(replicas):
@@ -90,7 +90,7 @@ class FleetSimulation:
                 WindowSums(self.now_s, WINDOW_S, steps, prompts + output, output, prompts, running, replica=name),
                 context_lengths(self.mix, tick_cost.ENGINE_INFO.token_budget or 0),
             )
-            step_s = float(step_counts(window) @ coefficients(tier.posterior.prior))
+            step_s = float(step_counts(window) @ coefficients(tier.engines.posterior.prior))
             windows.append(replace(window, busy_s=step_s * (0.97 + 0.03 * (replica % 3))))
         return replace(tick_cost.METRICS, windows=tuple(windows))
 

@@ -93,8 +93,9 @@ def make_services(mix: Workload, size: int) -> dict[int, ServiceState]:
             assert isinstance(capacities.capacity, TierCapacity)  # the ladder gives one at once
             service.tiers[role] = replace(
                 capacities,
+                engines=replace(capacities.engines),
+                capacity_state=replace(capacities.capacity_state, checked_s=START_S - 5.0 * index / size),
                 forecast_state=tier.forecast_state,
-                checked_s=START_S - 5.0 * index / size,
             )
     return services
 

@@ -33,9 +33,10 @@ MIN_TRANSFERRED_SHARE: Final = (
 
 
 def engines_manifest() -> Object:
-    """The README's manifest but for the URI (no model can be downloaded here, a tiny one is in the engine image), and
-    for what two cores can promise and carry: one engine a tier."""
+    """The example with two tiers but for its name, the URI (no model can be downloaded here, a tiny one is in the
+    engine image), and for what two cores can promise and carry: one engine a tier."""
     manifest: Object = yaml.safe_load(MANIFEST.read_text())
+    manifest["metadata"]["name"] = NAME
     manifest["spec"]["model"]["uri"] = MODEL_URI
     manifest["spec"]["slo"] = {"ttft": f"{TARGETS.ttft_s:g}s", "tpot": f"{1000 * TARGETS.tpot_s:g}ms"}
     for tier in manifest["spec"]["tiers"].values():

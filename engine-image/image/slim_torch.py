@@ -109,7 +109,7 @@ def slim(packages: Path) -> list[str]:
     symbols = set().union(*map(undefined, users))
     linked = set().union(*map(needed, users))
     for name in LINKED_LIBRARIES:
-        shutil.copy(vendor[name], folder / name)  # torch's libraries look beside themselves first
+        shutil.copy(vendor[name], folder / name)  # torch's libraries look in their own folder first
     replaced = sorted(name for name in linked if name in vendor and name not in LINKED_LIBRARIES)
     for name in replaced:
         names = [

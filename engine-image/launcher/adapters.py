@@ -3,7 +3,7 @@
 Problem: adapters come and go while the engine runs, and a restarted engine has none. A load may take minutes or fail,
 and must delay neither the model nor other adapters. Idea: a file, which the kubelet keeps up to date, has the desired
 adapters. A loop compares it with the loaded adapters; each difference is one call of the engine's API. In the engine an
-adapter has a name with a hash of its source: a new source is loaded beside the old one, and cached prompts of the old
+adapter has a name with a hash of its source: a new source is loaded next to the old one, and cached prompts of the old
 one do not match. The middleware reads the loaded adapters from a file of the state folder.
 """
 

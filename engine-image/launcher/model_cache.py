@@ -159,13 +159,13 @@ class ModelCache:
             needs = f"the model needs {needed / 1e9:.1f} GB, and "
             if (free := self._disk_free(self._root) - pending) < needed:
                 raise SourceError(
-                    f"{needs}the model cache has {max(0, free) / 1e9:.1f} GB left{_beside(downloads)}: "
+                    f"{needs}the model cache has {max(0, free) / 1e9:.1f} GB left{_with_downloads(downloads)}: "
                     "enlarge the volume of spec.model.cache"
                 )
             if (left := self._left_bytes() - pending) < needed:
                 raise SourceError(
                     f"{needs}models in use leave {max(0.0, left) / 1e9:.1f} GB of the node's cache"
-                    f"{_beside(downloads)}: enlarge engine.nodeCache.size of the chart"
+                    f"{_with_downloads(downloads)}: enlarge engine.nodeCache.size of the chart"
                 )
             (own / RESERVED).write_text(json.dumps({"uri": uri, "bytes": total}), encoding="utf-8")
 
@@ -240,13 +240,13 @@ def _download_in(folder: Path) -> _Download | None:
     return None
 
 
-def _beside(downloads: list[_Download]) -> str:
+def _with_downloads(downloads: list[_Download]) -> str:
     """A part of a message that names the downloads under way."""
     if not downloads:
         return ""
     count = "a download" if len(downloads) == 1 else f"{len(downloads)} downloads"
     uris = ", ".join(one.uri for one in downloads[:_SHOWN_DOWNLOADS])
-    return f" beside {count} under way ({uris}{', ...' if len(downloads) > _SHOWN_DOWNLOADS else ''})"
+    return f" with {count} under way ({uris}{', ...' if len(downloads) > _SHOWN_DOWNLOADS else ''})"
 
 
 def read_complete(folder: Path) -> Complete | None:

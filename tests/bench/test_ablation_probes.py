@@ -20,7 +20,7 @@ from plimsoll.core.admission.retry_detection import RecentRejections
 from plimsoll.core.admission.retry_reservations import RetryReservations
 from plimsoll.core.admission.share_controller import ShareController
 from plimsoll.core.admission.token_estimator import TokenEstimator
-from plimsoll.core.autoscaling import recommend, service_state, sizing_batch, sizing_requests
+from plimsoll.core.autoscaling import recommend, service_decision, sizing_batch, sizing_requests
 from plimsoll.core.autoscaling.admission_publisher import AdmissionPublisher
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import DecisionState
@@ -79,7 +79,7 @@ def retained_standby() -> list[str]:
 
 
 def tier_with_model() -> TierState:
-    tier = TierState(Role.SERVE)
+    tier = TierState.for_role(Role.SERVE)
     tier.on_engine_info(ABOUT)
     return tier
 
@@ -94,8 +94,8 @@ def window(number: int, seconds_per_step: float, replica: str = "a", prompt: flo
 def calibrated(*rounds: list[WindowSums]) -> str:
     tier = tier_with_model()
     for windows in rounds:
-        tier.update_model(windows, mix())
-    return repr(tier.posterior)
+        tier.engines.update_model(windows, mix())
+    return repr(tier.engines.posterior)
 
 
 def lengths() -> Any:
@@ -204,10 +204,10 @@ def estimated_tokens() -> int | None:
 
 
 def dispersion() -> float:
-    tier = TierState(Role.SERVE)
-    tier.capacity = SimpleNamespace(request_gpu_s=0.1)  # type: ignore[assignment]
+    tier = TierState.for_role(Role.SERVE)
+    tier.capacity_state.result = SimpleNamespace(request_gpu_s=0.1)  # type: ignore[assignment]
     tier.forecast_state = demand_after(np.tile([0.0, 0.0, 0.0, 8.0], 150))
-    return tier.measured_arrival_cv2()
+    return tier.capacity_state.measured_arrival_cv2(tier.forecast_state)
 
 
 def corrected() -> Any:
@@ -216,14 +216,16 @@ def corrected() -> Any:
     snapshot = ServiceSnapshot(metrics=metrics, tiers={"serve": TierSnapshot(3, 3)})
     known = {"serve": observed.sizing}
     corrections = {"serve": CapacityCorrection(2.0, 0.0)}
-    return service_state.correct_sizings(corrections, known, {"serve": TierState(Role.SERVE)}, snapshot, SLO, 1.0)
+    return service_decision.correct_sizings(
+        corrections, known, {"serve": TierState.for_role(Role.SERVE)}, snapshot, SLO, 1.0
+    )
 
 
 def retries() -> object:
     snapshot: Any = SimpleNamespace(metrics=SimpleNamespace(reserved_work_s=50.0))
     spec: Any = SimpleNamespace(slo=None)
     capacity: Any = SimpleNamespace(request_gpu_s=0.1)
-    tiers, forecast = {"serve": TierState(Role.SERVE)}, make_forecast(1.0).forecast
+    tiers, forecast = {"serve": TierState.for_role(Role.SERVE)}, make_forecast(1.0).forecast
     return sizing_requests._retry_backlog(
         tiers, None, "serve", TierSnapshot(1, 1), capacity, forecast, snapshot, spec, 0.0
     )
@@ -337,7 +339,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "step-calibration": lambda: calibrated([window(0, 0.02)]),
     "calibration-shift": lambda: calibrated(*[[window(n, 0.018 if n < 20 else 0.03)] for n in range(40)]),
     "replica-speed": lambda: calibrated(*[[window(n, 0.018, "a"), window(n, 0.022, "b", 9000.0)] for n in range(5)]),
-    "pessimism": lambda: tier_with_model().model,
+    "pessimism": lambda: tier_with_model().engines.model,
     "tpot-tail": tail_scales,
     "arrival-dispersion": dispersion,
     "windowed-slo": lambda: slo_capacity_per_s(stack_profiles([build_profile(SERVE)]), 2.0).tolist(),

@@ -80,8 +80,8 @@ def test_document_tier_equals_decision() -> None:
 def test_document_figures_are_of_last_tick() -> None:
     fleet = scaled_up_fleet()
     tier, document = fleet.service.tiers["serve"], written_document(fleet)["tiers"]["serve"]
-    assert tier.model is not None
-    assert document["model"]["base_s"] == pytest.approx(tier.model.base_s, rel=1e-5)
+    assert tier.engines.model is not None
+    assert document["model"]["base_s"] == pytest.approx(tier.engines.model.base_s, rel=1e-5)
     assert document["model"]["calibrated"] is False
     assert document["model"]["summary"].startswith("not known")
     assert set(document["model"]) - {"calibrated", "summary", "quantile"} == {

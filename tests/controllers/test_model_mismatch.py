@@ -9,6 +9,7 @@ import pytest
 
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.controllers.autoscale import scaling_conditions
+from plimsoll.core.autoscaling import fleet_decisions
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.itl_limit import ItlLimit
 from plimsoll.core.autoscaling.model_mismatch import limits_mismatches
@@ -76,13 +77,15 @@ def test_late_first_tokens_and_rejections() -> None:
 async def test_engines_of_a_rollout_are_not_uniform(monkeypatch: pytest.MonkeyPatch, differing: dict[str, Any]) -> None:
     """Engines of a former revision would otherwise limit the new ones."""
     snapshots: list[ServiceSnapshot] = []
-    ingest = ServiceState.ingest
+    ingest = fleet_decisions.ingest
 
-    def record(state: ServiceState, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float) -> None:
+    def record(
+        state: ServiceState, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float
+    ) -> fleet_decisions.IngestedService:
         snapshots.append(snapshot)
-        ingest(state, snapshot, spec, now_s)
+        return ingest(state, snapshot, spec, now_s)
 
-    monkeypatch.setattr(ServiceState, "ingest", record)
+    monkeypatch.setattr(fleet_decisions, "ingest", record)
     tiers = {"serve": {"minReplicas": 2, "maxReplicas": 2}}
     service = SingleService(1.0, slo={"ttft": "2s", "tpot": "50ms"}, tiers=tiers)
     await service.run(3)

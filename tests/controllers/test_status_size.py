@@ -179,7 +179,7 @@ SETTLED = {
     "one tier that has scaled": (SINGLE_THAT_SCALES, 40.0, 51),
     "two tiers": (EXAMPLE_PAIR, 5.0, 60),
     "two tiers that have scaled": (EXAMPLE_PAIR, 40.0, 61),
-    "two tiers of the README": (yaml.safe_load(engines.MANIFEST.read_text()), 5.0, 60),
+    "two tiers of the demo": (engines.engines_manifest(), 5.0, 60),
     "fleet of the demo": (fleet.fleet_manifest(), 5.0, 66),  # 24 of which are its spec
 }
 

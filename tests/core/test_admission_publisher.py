@@ -204,7 +204,7 @@ def test_publish_remote_prefill_cost_uses_prefill_model() -> None:
     said = service_metrics(5.0, Role.PREFILL, Role.DECODE)
     fleet.run(said, 30)
     there = {name: TierSnapshot(count, count, (), ABOUT) for name, count in fleet.replicas.items()}
-    prefill = fleet.service.tiers["prefill"]
+    prefill = fleet.service.tiers["prefill"].capacity_state
     assert prefill.tier_spec is not None
     slower = replace(prefill.tier_spec.model, prefill_token_s=3.0 * prefill.tier_spec.model.prefill_token_s)
     keeper.publish(fleet.service, ServiceSnapshot(said, there), fleet.scaling_spec, GATEWAYS, fleet.now_s)

@@ -14,6 +14,7 @@ import pytest
 
 from plimsoll.core import workload
 from plimsoll.core.autoscaling.fleet_decisions import SLICE_SIZE, decide_all, decide_in_slices
+from plimsoll.core.autoscaling.ingest import ingest
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
@@ -23,7 +24,7 @@ from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_models import Variant
 from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, restore_service_state
-from plimsoll.core.autoscaling.tier_state import TierState
+from plimsoll.core.autoscaling.tier_engines import TierEngines
 from plimsoll.core.capacity.sizing import Sizing, size_tier
 from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
 from plimsoll.core.capacity.tier_model import build_profile
@@ -128,7 +129,7 @@ def test_load_step_is_followed_by_single_scale_up() -> None:
     for _ in range(20):
         fleet.tick(service_metrics(60.0, Role.SERVE))
         counts.append(fleet.replicas["serve"])
-    sized = fleet.service.tiers["serve"].tier_spec
+    sized = fleet.service.tiers["serve"].capacity_state.tier_spec
     assert sized is not None
     answer = size_tier(sized, 60.0)
     assert isinstance(answer, Sizing)
@@ -157,7 +158,7 @@ def test_bursty_arrivals_lower_slo_capacity() -> None:
         fleet, rng = Fleet(scaling_spec(slo=replace(SLO, ttft_s=0.15), tiers=pair)), np.random.default_rng(3)
         for rate in bunch * rng.poisson(20.0 / bunch, 300):
             fleet.tick(service_metrics(float(rate), Role.PREFILL, Role.DECODE))
-        sized = fleet.service.tiers["prefill"].tier_spec
+        sized = fleet.service.tiers["prefill"].capacity_state.tier_spec
         assert sized is not None
         assert sized.arrival_cv2 == pytest.approx(bunch, rel=0.5)
         lines.append(float(slo_capacity_per_s(build_profile(sized), 8)[0]))
@@ -180,7 +181,7 @@ def test_itl_target_raises_replicas_and_is_binding() -> None:
         fleet = Fleet(scaling_spec(slo=replace(SLO, itl_s=itl_s)))
         counts[itl_s] = fleet.run(service_metrics(40.0, Role.SERVE), 120).tiers["serve"].replicas
         binding = need(fleet).constraint
-        sized = fleet.service.tiers["serve"].tier_spec
+        sized = fleet.service.tiers["serve"].capacity_state.tier_spec
         assert sized is not None
         assert (sized.itl_model is None) is (itl_s is None)
     assert counts[None] == counts[2.0] < counts[0.06]
@@ -188,7 +189,7 @@ def test_itl_target_raises_replicas_and_is_binding() -> None:
 
 
 def test_step_model_is_averaged_over_ten_minutes() -> None:
-    tier = TierState(Role.SERVE)
+    tier = TierEngines(Role.SERVE)
     fast, slow = StepModel(0.005, 0.0, 1e-5, 0.0, 0.0, 0.0), StepModel(0.007, 0.0, 3e-5, 0.0, 0.0, 0.0)
     for second in range(0, 601, 5):
         even = tier.averaged_model(fast if second % 10 else slow, START_S + second)
@@ -268,7 +269,7 @@ def test_restore_keeps_learned_state_and_ignores_garbage() -> None:
     old, new = fleet.service.tiers["serve"], again.tiers["serve"]
     assert new.forecast_state.estimate.level == pytest.approx(old.forecast_state.estimate.level, rel=1e-4)
     assert new.startup_model.horizon_s == pytest.approx(old.startup_model.horizon_s, rel=1e-4)
-    assert new.engine_key == old.engine_key
+    assert new.engines.engine_key == old.engines.engine_key
     assert again.decision_state == fleet.service.decision_state
     torn: list[object] = [{**kept, "tiers": 7}, {**kept, "scaling": {}, "pauses": "x"}]
     for garbage in (None, [], {"version": 2}, {"version": 1}, *torn):
@@ -292,8 +293,11 @@ def test_horizon_follows_desired_variant_across_restart() -> None:
     service, requested = ServiceState.for_roles([Role.SERVE]), scaling_spec()
 
     def ordered(variant: Variant) -> float:
-        service.ingest(
-            ServiceSnapshot(service_metrics(1.0), {"serve": TierSnapshot(1, 1, variant=variant)}), requested, START_S
+        ingest(
+            service,
+            ServiceSnapshot(service_metrics(1.0), {"serve": TierSnapshot(1, 1, variant=variant)}),
+            requested,
+            START_S,
         )
         return service.horizon_s("serve", requested)
 

@@ -195,7 +195,7 @@ def test_invalid_startup_durations_are_not_recorded() -> None:
 def test_required_replicas_is_first_count_reaching_forecast(rate: float) -> None:
     fleet = Fleet(scaling_spec(tiers={"serve": TierPolicy(1, 200)}))
     fleet.run(service_metrics(rate, Role.SERVE), 90)
-    sized = fleet.service.tiers["serve"].tier_spec
+    sized = fleet.service.tiers["serve"].capacity_state.tier_spec
     assert sized is not None
     found, one = need(fleet), build_profile(sized)
     lines = [float(slo_capacity_per_s(one, count)[0]) for count in range(1, 60)]

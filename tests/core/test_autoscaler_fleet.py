@@ -11,13 +11,18 @@ import pytest
 from numpy.typing import NDArray
 
 from plimsoll.core.autoscaling.cadence import DECISION_INTERVAL_S
+from plimsoll.core.autoscaling.capacity_plans import plan_capacities
 from plimsoll.core.autoscaling.fleet_decisions import SMALL_FLEET, decide_all
+from plimsoll.core.autoscaling.ingest import IngestedService
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
 from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit, ScalingPolicy, TierPolicy
-from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.autoscaling.service_decision import is_decision_due
+from plimsoll.core.autoscaling.service_state import ServiceState, ServiceTick
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_time import StartingPod
+from plimsoll.core.autoscaling.tier_demand import ObservedService
+from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.demand.demand_state import DemandState
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.ports import EngineInfo, SelfBenchmark
@@ -60,6 +65,13 @@ def policies() -> Iterator[ScalingPolicy]:
 POLICIES = list(policies())
 
 
+def checked(tier: TierState, checked_s: float) -> TierState:
+    """Return a tier that shares nothing with this one, whose SLO capacity was checked at that time."""
+    return replace(
+        tier, engines=replace(tier.engines), capacity_state=replace(tier.capacity_state, checked_s=checked_s)
+    )
+
+
 class Fleet:
     """Services with one line for each role, so that none takes its time to be made."""
 
@@ -78,7 +90,7 @@ class Fleet:
             for role in roles:
                 known = made[roles].tiers[role]
                 assert isinstance(known.capacity, TierCapacity)
-                self.services[n].tiers[role] = replace(known, forecast_state=DemandState(), checked_s=START_S + n % 5)
+                self.services[n].tiers[role] = replace(checked(known, START_S + n % 5), forecast_state=DemandState())
 
     def snapshot_of(
         self, n: int, rate: float | Unavailable, starting: dict[str, tuple[StartingPod, ...]], tpot_s: float = 0.02
@@ -129,7 +141,11 @@ def decided_now(fleet: Fleet, observed: dict[int, ServiceSnapshot], now_s: float
     copies = {}
     for n, service in fleet.services.items():
         copies[n] = copy.copy(service)
-        copies[n].tiers = {name: copy.copy(tier) for name, tier in service.tiers.items()}
+        copies[n].tiers = {
+            name: replace(tier, engines=copy.copy(tier.engines), capacity_state=copy.copy(tier.capacity_state))
+            for name, tier in service.tiers.items()
+        }
+        copies[n].activity = copy.copy(service.activity)
         copies[n].corrections = copy.deepcopy(service.corrections)
         copies[n].decisions = service.decisions.copy()
     decide_all({n: (copies[n], observed[n], fleet.wishes[n]) for n in copies}, now_s, COMPLETE)
@@ -215,7 +231,7 @@ class SteadyFleet(Fleet):
         pattern = self.services[1].tiers[Role.SERVE]
         for n in self.services:
             self.services[n] = ServiceState.for_roles((Role.SERVE,))
-            self.services[n].tiers[Role.SERVE] = replace(pattern, checked_s=START_S + n % 5)
+            self.services[n].tiers[Role.SERVE] = checked(pattern, START_S + n % 5)
             self.counts[n] = {Role.SERVE: 1}
         self.decided: set[int] = set()
 
@@ -308,7 +324,8 @@ def test_trigger_makes_service_due(
 ) -> None:
     settled_fleet.advance_until_rested(3)
     service, observed = settled_fleet.services[3], settled_fleet.snapshot_of(3, settled_fleet.rate, {})
-    assert not service.is_decision_due(observed, settled_fleet.wishes[3], settled_fleet.now_s + 1.0)
+    tick = ServiceTick(service, observed, settled_fleet.wishes[3], settled_fleet.now_s + 1.0)
+    assert not is_decision_due(ObservedService(tick))
     settled_fleet.advance(1, {3: change})
     assert 3 in settled_fleet.decided
 
@@ -321,7 +338,7 @@ def test_changed_spec_or_capacity_makes_service_due(settled_fleet: SteadyFleet) 
     settled_fleet.advance_until_rested(5)
     tier = settled_fleet.services[5].tiers[Role.SERVE]
     assert isinstance(tier.capacity, TierCapacity)
-    tier.capacity = replace(tier.capacity)
+    tier.capacity_state.result = replace(tier.capacity)
     settled_fleet.advance(1)
     assert 5 in settled_fleet.decided
 
@@ -365,5 +382,5 @@ def test_capacity_is_of_the_needed_replicas_not_of_the_ordered() -> None:
     assert sizing.replicas == 1
 
     tighter = replace(spec, slo=replace(SLO, tpot_s=0.04))
-    _, [plan] = service.plan_capacities(snapshot, tighter, START_S + 60.0, 1)
+    _, [plan] = plan_capacities(IngestedService(ServiceTick(service, snapshot, tighter, START_S + 60.0)), 1)
     assert plan.replicas == 1

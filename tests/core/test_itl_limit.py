@@ -56,6 +56,14 @@ def metrics(itl_s: float) -> ServiceMetrics:
     return replace(service_metrics(20.0, Role.SERVE, itl_s=itl_s), arrivals=1200.0)
 
 
+def test_target_that_no_load_meets_takes_four_times_the_replicas() -> None:
+    limit = NO_ITL_LIMIT
+    for minute in range(9):
+        limit = update_itl_limit(limit, 1.0, TARGET_S, limit.rate_per_s or 10.0, NOW_S + 60.0 * minute)
+    assert limit.rate_per_s < 10.0 / 100.0
+    assert limit.correction(10.0) == 4.0
+
+
 def test_itl_above_its_target_adds_replicas_and_says_why() -> None:
     usual, slow = loaded(0.04, 0.2), loaded(0.3, 0.2)
     assert need(usual).capacity_correction == 1.0

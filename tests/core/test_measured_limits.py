@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from plimsoll.core.autoscaling.ingest import ingest
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.service_state import ServiceState
@@ -215,9 +216,9 @@ def test_few_preemptions_lower_nothing(preemptions: float, requests: float) -> N
 def test_preemptions_limit_the_tier_that_holds_kv(role: Role, kv_tokens: int) -> None:
     tier = ServiceState.for_roles([role]).tiers[role]
     tier.on_engine_info(engine_info())
-    tier.update_preemptions(0.1, 240.0)
-    assert tier.limits is not None
-    assert tier.limits.kv_tokens == kv_tokens
+    tier.engines.update_preemptions(6.0, 240.0)
+    assert tier.engines.limits is not None
+    assert tier.engines.limits.kv_tokens == kv_tokens
 
 
 def test_minute_is_settled_with_the_same_replicas_ready() -> None:
@@ -229,8 +230,8 @@ def test_minute_is_settled_with_the_same_replicas_ready() -> None:
 
 def test_limits_survive_a_restart_unless_engines_announce_others() -> None:
     service = ServiceState.for_roles(["serve"])
-    service.tiers["serve"].announced = ANNOUNCED
-    service.tiers["serve"].measured_limits = update_limits(
+    service.tiers["serve"].engines.announced = ANNOUNCED
+    service.tiers["serve"].engines.measured_limits = update_limits(
         NO_MEASURED_LIMITS, [EngineBatch(32, 40.0, 0.3)] * 8, ANNOUNCED, NOW_S
     )
     stored = json.loads(json.dumps(dump_service_state(service)))
@@ -239,7 +240,7 @@ def test_limits_survive_a_restart_unless_engines_announce_others() -> None:
         restore_service_state(restored, stored)
         info = EngineInfo("vllm", "vllm 0.32", "H200", 1, announced, ANNOUNCED.kv_tokens, ANNOUNCED.token_budget)
         restored.tiers["serve"].on_engine_info(info)
-        assert restored.tiers["serve"].limits == replace(ANNOUNCED, max_sequences=slots)
+        assert restored.tiers["serve"].engines.limits == replace(ANNOUNCED, max_sequences=slots)
 
 
 def test_stored_limits_in_error_cannot_stop_a_decision() -> None:
@@ -255,7 +256,7 @@ def engine_info(max_sequences: int = 256, kv_tokens: int = ANNOUNCED.kv_tokens) 
 
 def test_limits_before_the_first_report_after_a_restart_are_unknown() -> None:
     service = ServiceState.for_roles(["serve"])
-    tier = service.tiers["serve"]
+    tier = service.tiers["serve"].engines
     tier.announced = ANNOUNCED
     tier.update_limits([EngineBatch(32, 40.0, 0.3)] * 8, NOW_S)
     assert tier.limits is None
@@ -264,7 +265,7 @@ def test_limits_before_the_first_report_after_a_restart_are_unknown() -> None:
 @pytest.mark.parametrize(("kv_tokens", "slots"), [(101_000, 32), (60_000, 256)], ids=["another pod", "another engine"])
 def test_limits_end_with_another_configuration_only(kv_tokens: int, slots: int) -> None:
     """The KV caches of one tier's pods differ by some blocks, and any of them may be the one that is read."""
-    tier = ServiceState.for_roles(["serve"]).tiers["serve"]
+    tier = ServiceState.for_roles(["serve"]).tiers["serve"].engines
     tier.on_engine_info(engine_info())
     tier.update_limits([EngineBatch(32, 40.0, 0.3)] * 8, NOW_S)
     tier.on_engine_info(engine_info(kv_tokens=kv_tokens))
@@ -335,7 +336,7 @@ def test_engines_of_two_kinds_show_no_limit(is_uniform: bool, slots: int) -> Non
     metrics = TierMetrics(batches=(EngineBatch(32, 40.0, 0.3),) * 8)
     tiers = {"serve": TierSnapshot(2, 2, engine_info=engine_info(), is_uniform=is_uniform)}
     snapshot = ServiceSnapshot(ServiceMetrics(workload=CHAT, tiers={Role.SERVE: metrics}), tiers)
-    service.ingest(snapshot, ScalingSpec(ScalingPolicy({"serve": TierPolicy(0, 8)}), None), NOW_S)
-    limits = service.tiers["serve"].limits
+    ingest(service, snapshot, ScalingSpec(ScalingPolicy({"serve": TierPolicy(0, 8)}), None), NOW_S)
+    limits = service.tiers["serve"].engines.limits
     assert limits is not None
     assert limits.max_sequences == slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -21,8 +22,10 @@ from plimsoll.core.autoscaling.rejection_feedback import (
     RejectionSample,
 )
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.service_state import ServiceTick
 from plimsoll.core.autoscaling.sizing_requests import sizing_requests
 from plimsoll.core.autoscaling.startup_time import StartingPod
+from plimsoll.core.autoscaling.tier_demand import ObservedService, service_demand
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.types import Role, Unavailable
 from tests.core.test_autoscaler import SLO, Fleet, need, scaling_spec, service_metrics
@@ -169,11 +172,16 @@ def backlog_gpu_s(gpu_s: float, starting: bool) -> float:
     )
 
 
+def demand_of(fleet: Fleet, observed: ServiceSnapshot) -> Mapping[str, TierDemand | Unavailable]:
+    tick = ServiceTick(fleet.service, observed, fleet.scaling_spec, fleet.now_s)
+    return service_demand(ObservedService(tick)).tiers
+
+
 def requested_replicas(fleet: Fleet, said: ServiceMetrics, starting: tuple[StartingPod, ...], more: int = 0) -> float:
     """Work of those told to come back for which capacity is asked, GPU-seconds, with so many replicas more ordered."""
     count = fleet.replicas["serve"] + more
     observed = ServiceSnapshot(said, {"serve": TierSnapshot(count, count - len(starting), starting, fleet.about)})
-    demand: dict[str, TierDemand | Unavailable] = fleet.service.demand(observed, fleet.scaling_spec, fleet.now_s)
+    demand = demand_of(fleet, observed)
     return sizing_requests(
         fleet.service.tiers, fleet.service.sizings, observed, fleet.scaling_spec, demand, fleet.now_s
     )["serve"].retry_gpu_s
@@ -183,10 +191,7 @@ def test_retry_backlog_sizes_for_full_uncertainty() -> None:
     fleet = settled()
     without_backlog, with_backlog = (replace(STEADY_METRICS, reserved_work_s=gpu_s) for gpu_s in (0.0, 5.0))
     tiers = {"serve": TierSnapshot(fleet.replicas["serve"], fleet.replicas["serve"], (), fleet.about)}
-    found = [
-        fleet.service.demand(ServiceSnapshot(said, tiers), fleet.scaling_spec, fleet.now_s)["serve"]
-        for said in (without_backlog, with_backlog)
-    ]
+    found = [demand_of(fleet, ServiceSnapshot(said, tiers))["serve"] for said in (without_backlog, with_backlog)]
     alone, due = (one.forecast for one in found if isinstance(one, TierDemand))
     assert due.uncertainty == pytest.approx(NormalDist().inv_cdf(SLO.share) * due.level_error)
     assert alone.uncertainty == 0.0

@@ -11,9 +11,11 @@ import pytest
 
 from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.autoscaling.capacity_state import CapacityState
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.tier_engines import TierEngines
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.autoscaling.ttft_feedback import TtftFeedback
 from plimsoll.core.autoscaling.ttft_offset import LateSample, TtftOffset, late_shares, no_offset, update_offset
@@ -114,7 +116,7 @@ def late_minute(
     One replica is ready. ordered: replicas from its second half on. arrivals: of the minute. waiting: requests at the
     engines, first and then, without gateways. last_per_s: rate of the last sample.
     """
-    state = TierState(Role.SERVE, tier_spec=tier_spec)
+    state = TierState(TierEngines(Role.SERVE), capacity_state=CapacityState(tier_spec=tier_spec))
     metrics = ServiceMetrics(
         rate_per_s=last_per_s,
         arrivals=arrivals,
@@ -202,7 +204,7 @@ def test_missing_tier_does_not_forget_the_offset(tier_spec: TierSpec) -> None:
     feedback, spec = TtftFeedback(), spec_with()
     late_minute(tier_spec, feedback, spec, 0.0, 60.0)
     learned_s = feedback.offset_s
-    tiers = {"serve": TierState(Role.SERVE, tier_spec=tier_spec)}
+    tiers = {"serve": TierState(TierEngines(Role.SERVE), capacity_state=CapacityState(tier_spec=tier_spec))}
     feedback.update(ServiceSnapshot(ServiceMetrics(), {}), spec, tiers, tier_spec.workload, {}, 100.0)
     assert feedback.offset_s == learned_s > 0.0
 

@@ -144,7 +144,7 @@ def test_page_has_what_adapters_cost() -> None:
     first = {name: part["share"] for name, part in lora["names"].items()}
     assert f"the worst had {_percent(min(first.values()))}, and the model itself {_percent(first['m'])}" in PART
     shares = [lora["beside"]["names"][name]["share"] for name in ("a5", "a6")]
-    page = " ".join((ROOT / "docs" / "tasks" / "lora.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "evaluation" / "cluster-engines.md").read_text().split())
     assert f"had {100 * shares[0]:.1f} and {100 * shares[1]:.1f} %" in page
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 import yaml
 
+from e2e.cluster.settings import BIN
 from release import base_images, scan
 from tests.packaging.test_layout import DOCKERFILES
 
@@ -99,7 +102,8 @@ def test_documented_builds_pass_the_base_images(dockerfile: Path) -> None:
 
 def test_release_checks_and_passes_every_base_image() -> None:
     jobs = yaml.safe_load(RELEASE)["jobs"]
-    assert "python3 -m release.base_images check" in jobs["version"]["steps"][-1]["run"]
+    assert "make release-check" in jobs["version"]["steps"][-1]["run"]
+    assert "python3 -m release.base_images check" in (ROOT / "release" / "check").read_text()
     build = next(step for step in jobs["images"]["steps"] if step.get("id") == "build")
     passed = dict(line.split("=", 1) for line in build["with"]["build-args"].splitlines())
     used = {
@@ -123,16 +127,38 @@ def test_chart_has_the_envoy_of_the_base_images() -> None:
     assert image["digest"] in ("", envoy.digest)
 
 
-def test_release_pins_envoy_in_the_published_chart(tmp_path: Path) -> None:
-    """The release's own line, on a copy of the values."""
-    [line] = [line.strip() for line in RELEASE.splitlines() if "envoyproxy/envoy$" in line]
-    copy = tmp_path / "charts/plimsoll/values.yaml"
-    copy.parent.mkdir(parents=True)
-    shutil.copy2(ROOT / "charts/plimsoll/values.yaml", copy)
+def test_packaged_chart_has_the_images_of_the_release(tmp_path: Path) -> None:
+    for name in ("charts", "release"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     digest = "sha256:" + "0" * 64
-    subprocess.run(
-        ["bash", "-euc", line], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "ENVOY": f"x:1@{digest}"}, check=True
+    (tmp_path / "release" / "base-images.env").write_text(f"ENVOY=x:1@{digest}\n")
+    path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+    script = ["release/chart", "0.1.0", "example.com/plimsoll"]
+    subprocess.run(script, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, capture_output=True)
+    with tarfile.open(tmp_path / "dist" / "plimsoll-0.1.0.tgz") as archive:
+        file = archive.extractfile("plimsoll/values.yaml")
+        assert file is not None
+        packaged = yaml.safe_load(file.read())
+    expected = yaml.safe_load((ROOT / "charts/plimsoll/values.yaml").read_text())
+    expected["image"]["repository"] = "example.com/plimsoll/operator"
+    expected["engine"]["image"] = "example.com/plimsoll/engine-cuda:0.1.0"
+    expected["gateway"]["envoy"]["image"]["digest"] = digest
+    assert packaged == expected
+
+
+@pytest.mark.parametrize(("version", "line"), [("0.1.0", "Changes"), ("9.9.9", None)])
+def test_release_notes_are_the_section_of_the_version(tmp_path: Path, version: str, line: str | None) -> None:
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [0.1.0]\n\nChanges\n\n## [0.0.9]\n\nOlder\n")
+    done = subprocess.run(
+        [ROOT / "release" / "notes", version, "notes.md"], cwd=tmp_path, capture_output=True, check=False
     )
-    before, after = (yaml.safe_load(path.read_text()) for path in (ROOT / "charts/plimsoll/values.yaml", copy))
-    before["gateway"]["envoy"]["image"]["digest"] = digest
-    assert after == before
+    assert (done.returncode == 0) is (line is not None)
+    assert (tmp_path / "notes.md").read_text().split() == ([] if line is None else [line])
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.1"])
+def test_release_check_names_the_file_without_the_version(version: str) -> None:
+    done = subprocess.run([ROOT / "release" / "check", version], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    named = "pyproject.toml" if version == "0.1" else "CHANGELOG.md"
+    assert done.stdout == f"{named} does not have version {version}\n"

@@ -107,7 +107,7 @@ def test_old_python_is_named(program: Path) -> None:
 
 def test_release_publishes_the_plugin() -> None:
     steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["chart"]["steps"]
-    made = [number for number, step in enumerate(steps) if "release.krew" in step.get("run", "")]
+    made = [number for number, step in enumerate(steps) if "make krew" in step.get("run", "")]
     published = [number for number, step in enumerate(steps) if "gh release create" in step.get("run", "")]
     assert made < published
     assert len(made) == len(published) == 1

@@ -425,8 +425,8 @@ class EnginePoller:
         progress = pod.startup_progress
         found = None if progress is None else progress.adapters
         reported = None if progress is None else (found, progress.model_revision)
-        is_news = before is None or reported != (before.adapters, before.model_revision) or not was_ready
-        if reported not in (None, (None, None)) and pod.is_ready and is_news:
+        is_changed = before is None or reported != (before.adapters, before.model_revision) or not was_ready
+        if reported not in (None, (None, None)) and pod.is_ready and is_changed:
             self._on_adapters(pod.key)
         if pod.info_due_s < math.inf:  # its readiness changed during the poll, and the next one is already scheduled
             return

@@ -119,14 +119,13 @@ def stored_as(
     return mark
 
 
-def encode(record: object) -> Any:
-    """Return a record as JSON values."""
-    kind: Any = type(record)
-    return _conversion(kind).encode(record)
+def encode(value: object, kind: Any = None) -> Any:
+    """Return a value as JSON values. kind: its type, if it is no record."""
+    return _conversion(kind or cast(Any, type(value))).encode(value)
 
 
 def decode(kind: type[T], stored: object, **supplied: Any) -> T:
-    """Return the record that `encode` wrote. supplied: fields that are not stored. Raises ValueError."""
+    """Return the value that `encode` wrote. supplied: fields that are not stored. Raises ValueError."""
     conversion: _Conversion = _conversion(cast(Any, kind))
     return cast(T, conversion.decode(stored, **supplied))
 

@@ -8,6 +8,8 @@ Idea: a reason has one status on all routes; only the JSON follows the route's A
 time in `x-plimsoll-eta`. Every other 4xx carries `x-should-retry: false`. An ext_authz response cannot be a 503 or 504,
 because Envoy would count it as a failure of the picker. Such a rejection travels in a header to the picker's own
 listener, which writes the response.
+
+What is rejected is decided elsewhere: CONTRIBUTING.md ("Where is it?") lists who decides about which 429.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class WatchCache:
         scope = self._scopes[scope_key] or {}
         if event.type == "SYNC":
             listed = {_name(obj): obj for obj in event.objects}
-            news = {name: obj for name, obj in listed.items() if not _is_same_version(scope.get(name), obj)}
-            updated: dict[str, Object | None] = {**dict.fromkeys(scope.keys() - listed.keys()), **news}
+            changed_objects = {name: obj for name, obj in listed.items() if not _is_same_version(scope.get(name), obj)}
+            updated: dict[str, Object | None] = {**dict.fromkeys(scope.keys() - listed.keys()), **changed_objects}
             self._scopes[scope_key] = listed
         else:
             name = _name(event.object)

@@ -24,7 +24,8 @@ from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.service_state import TICK_S, ServiceState, TimedDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_time import StartupModel
-from plimsoll.core.autoscaling.tier_state import PESSIMISM, TierState
+from plimsoll.core.autoscaling.tier_engines import PESSIMISM
+from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.capacity.sizing import Infeasible
 from plimsoll.core.demand.forecasting import forecast as forecast_demand
 from plimsoll.core.demand.service_metrics import ServiceMetrics
@@ -164,7 +165,7 @@ def _value_or_reason(value: float | Unavailable) -> Any:
 
 def _evidence(service: ServiceState, name: str, tier: TierState, horizon_s: float | None) -> Object:
     return {
-        "engine": None if tier.engine_key is None else asdict(tier.engine_key),
+        "engine": None if tier.engines.engine_key is None else asdict(tier.engines.engine_key),
         "model": _model(tier),
         "capacity": _capacity(tier.capacity, service.class_targets.by_target),
         "forecast": _forecast(service, name, tier, horizon_s),
@@ -174,14 +175,14 @@ def _evidence(service: ServiceState, name: str, tier: TierState, horizon_s: floa
 
 def _model(tier: TierState) -> Object:
     """The step-time coefficients used for sizing: a pessimistic quantile of the posterior (`quantile`)."""
-    model = tier.model
-    if model is None or tier.posterior is None:
+    model = tier.engines.model
+    if model is None or tier.engines.posterior is None:
         return _unavailable(
             tier.capacity
             if isinstance(tier.capacity, Unavailable)
             else Unavailable("no engine has reported its properties yet")
         )
-    assessment = assess_quality(tier.posterior)
+    assessment = assess_quality(tier.engines.posterior)
     return {"calibrated": assessment.sufficient, "summary": assessment.message, "quantile": PESSIMISM, **asdict(model)}
 
 
@@ -223,7 +224,7 @@ def _forecast(service: ServiceState, name: str, tier: TierState, horizon_s: floa
     if service.last_decision is None or service.basis is None or service.basis.spec.slo is None:
         return _unavailable(Unavailable("the service has no SLO, so no forecast is made"))
     lookahead_s = tier.startup_model.horizon_s + TICK_S if horizon_s is None else horizon_s
-    share, retries_due = service.basis.spec.slo.share, service.has_retry_backlog
+    share, retries_due = service.basis.spec.slo.share, service.basis.has_retry_backlog
     prediction = forecast_demand(tier.forecast_state, service.last_decision.at_s, lookahead_s, share, retries_due)
     if isinstance(prediction, Unavailable):
         return _unavailable(prediction)

@@ -15,7 +15,7 @@ from plimsoll.controllers.targets.target_state import ScaledObject
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT
-from plimsoll.core.autoscaling.tier_state import announced_limits
+from plimsoll.core.autoscaling.tier_engines import announced_limits
 from plimsoll.core.engine_model.measured_limits import is_one_configuration
 from plimsoll.core.types import Role
 from plimsoll.resources import object_meta

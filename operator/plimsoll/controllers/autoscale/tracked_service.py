@@ -103,9 +103,12 @@ class TrackedService:
             return
         self.transfer_assessed_s = now_s
         tier, workload = self.service_state.tiers.get(Role.DECODE), self.service_state.workload
-        if tier is None or tier.model is None or tier.limits is None or isinstance(workload, Unavailable):
+        if tier is None or isinstance(workload, Unavailable):
             return
-        recompute_s = recompute_s_per_token(tier.model, workload, tier.limits.token_budget)
+        model, limits = tier.engines.model, tier.engines.limits
+        if model is None or limits is None:
+            return
+        recompute_s = recompute_s_per_token(model, workload, limits.token_budget)
         if not isinstance(recompute_s, Unavailable):
             assessment = assess(
                 transfer_stats, recompute_s, self.transfer_assessment is None or self.transfer_assessment.pays

@@ -86,12 +86,12 @@ class ReplicaState:
         "_awaited",
         "_chunk_time_s",
         "_demand_multiplier",
-        "_heard_s",
         "_kv_projection",
         "_length_bias",
         "_measured_s",
         "_next_kv_step",
         "_predicted_s",
+        "_progress_s",
         "_steps",
         "_ttft_residual",
         "address",
@@ -130,7 +130,7 @@ class ReplicaState:
         self.running: dict[str, RunningRequest] = {}
         self.running_per_class = [0] * len(cost_model.tpot_s)
         self._awaited: dict[str, RunningRequest] = {}  # requests whose first token will be reported, the oldest first
-        self._heard_s = now  # time of the last first token or end of a response
+        self._progress_s = now  # time of the last first token or end of a response
         self.sequences = 0
         self.decoding_sequences = 0.0  # mean number of sequences in the batch; others wait for remote prefill
         self.sequence_tokens = 0.0
@@ -222,7 +222,7 @@ class ReplicaState:
             return None
         running.has_first_token = True
         self._awaited.pop(id, None)
-        self._heard_s = max(self._heard_s, running.admitted_s + ttft_s)
+        self._progress_s = max(self._progress_s, running.admitted_s + ttft_s)
         self._cancel_prefill(running, now)
         if running.remote_prefill is None and running.adapter_load_s is None:  # others track the lateness of these
             self._ttft_residual.observe(
@@ -244,7 +244,7 @@ class ReplicaState:
             return None
         self._awaited.pop(id, None)
         if ttft_s is not None:
-            self._heard_s = now
+            self._progress_s = now
         self._advance(now)
         cost = running.cost
         self.running_per_class[running.class_index] -= 1
@@ -387,7 +387,7 @@ class ReplicaState:
         if not self._awaited:
             return 0.0
         oldest = next(iter(self._awaited.values()))
-        silence_s = now - max(oldest.admitted_s + oldest.predicted_ttft_s, self._heard_s)
+        silence_s = now - max(oldest.admitted_s + oldest.predicted_ttft_s, self._progress_s)
         return silence_s if silence_s > SILENT_S and now > oldest.reported_at_s else 0.0
 
     def _advance(self, now: float) -> None:

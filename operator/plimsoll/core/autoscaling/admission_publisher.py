@@ -28,7 +28,7 @@ from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
-from plimsoll.core.autoscaling.tier_state import (
+from plimsoll.core.autoscaling.tier_engines import (
     DEFAULT_BLOCK_TOKENS,
     DEFAULT_KV_TOKENS,
     DEFAULT_MAX_SEQUENCES,
@@ -149,11 +149,12 @@ class AdmissionPublisher:
     def _cost_model(
         self, service: ServiceState, classes: tuple[ClassPolicy, ...], kv_transfer_token_s: float | None
     ) -> EngineCostModel | None:
-        tier_spec = service.tiers[service.client_tier].tier_spec
+        tier_spec = service.tiers[service.client_tier].capacity_state.tier_spec
         if tier_spec is None:
             return None
         prefill_tier = service.tiers.get(Role.PREFILL)
-        prefill = None if prefill_tier is None or prefill_tier.tier_spec is None else prefill_tier.tier_spec.model
+        prefill_spec = None if prefill_tier is None else prefill_tier.capacity_state.tier_spec
+        prefill = None if prefill_spec is None else prefill_spec.model
         cached = self._cost_model_cache
         is_current = (
             cached is not None

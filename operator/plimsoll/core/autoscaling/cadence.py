@@ -56,7 +56,7 @@ class DecisionBasis(NamedTuple):
     """What a decision was made from. at_s: its time; due_s: time of the next one if nothing calls for it before.
 
     counts: ordered and ready replicas of each tier, and who else ordered them. carried: of the sized tiers.
-    rejected_share: of the last minute, 0.0 if unknown.
+    rejected_share: of the last minute, 0.0 if unknown. has_retry_backlog: retries were reserved.
     """
 
     at_s: float
@@ -66,6 +66,7 @@ class DecisionBasis(NamedTuple):
     capacities: tuple[TierCapacity | Unavailable, ...]
     carried: Mapping[str, CarriedWork]
     rejected_share: float
+    has_retry_backlog: bool
 
     def is_due(
         self,
@@ -75,7 +76,7 @@ class DecisionBasis(NamedTuple):
         is_idle: bool | Unavailable,
         now_s: float,
     ) -> bool:
-        """Whether the service must be decided at now_s, seconds since the epoch. is_idle: as in `ServiceState`."""
+        """Whether the service must be decided at now_s, seconds since the epoch. is_idle: as in `ServiceActivity`."""
         if not self.at_s <= now_s < self.due_s:  # or the clock was set back
             return True
         metrics = snapshot.metrics

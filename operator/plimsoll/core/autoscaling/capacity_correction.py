@@ -57,7 +57,7 @@ def correct_sizings(
     for name, sizing in known.items():
         tier_snapshot, correction = snapshot.tiers[name], corrections[name]
         tier_rejected = 0.0 if isinstance(rejected_share, Unavailable) or name != short else rejected_share
-        required, cv2 = _fractional_replicas(sizing, sizing.replicas), tiers[name].arrival_cv2
+        required, cv2 = _fractional_replicas(sizing, sizing.replicas), tiers[name].capacity_state.arrival_cv2
         feedback = RejectionSample(tier_rejected, snapshot.metrics.arrivals, 1.0 - slo.share, running, cv2)
         correction.update(required, tier_snapshot.ready, fully_ready, feedback, now_s)
         itl_limit = tiers[name].itl_limit
@@ -79,7 +79,8 @@ def correct_sizings(
 
 def _within_itl(sizing: SizingResult, limit: ItlLimit, correction: float) -> SizingResult:
     """Return the sizing with as many replicas that none carries more than the limit."""
-    carried_per_s = limit.rate_per_s * (1.0 - sizing.headroom)
+    capacity_per_s = sizing.replica_work / sizing.request_gpu_s
+    carried_per_s = capacity_per_s / correction * (1.0 - sizing.headroom)
     replicas = max(sizing.replicas, math.ceil(sizing.rate_per_s / carried_per_s - 1e-9))
     retained = math.ceil(sizing.retained_rate_per_s / carried_per_s - 1e-9)
     return replace(

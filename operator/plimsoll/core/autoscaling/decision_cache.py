@@ -61,7 +61,9 @@ class DecisionCache:
         value.
         """
         kept = self.of(tier)
-        same += tuple(part for one in tiers for part in (one.posterior, one.last_window, one.limits))
+        same += tuple(
+            part for one in tiers for part in (one.engines.posterior, one.engines.last_window, one.engines.limits)
+        )
         before, kept.basis = kept.basis, (same, equal)
         if before[1] != equal or len(before[0]) != len(same):
             return True

@@ -4,8 +4,8 @@ Problem: the model computes ITL from step times and from the chunks that the eng
 longer, no request is rejected and no first token is late, so nothing else shows that the tier is short.
 
 Idea: a settled minute whose ITL exceeds the target shows that a replica carries less than its load, by the same factor.
-ITL grows less than in proportion to the load, so this never leads to too many replicas. It holds until a minute with
-more load is in time, or for two hours, since without evidence it would never end.
+It holds until a minute with more load is in time, or for two hours, since without evidence it would never end. A target
+that no load meets would take every replica, so a tier gets at most four times what the model computes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from plimsoll.core.codec import Number
 
 _NOISE: Final = 1.05  # measured over target that a percentile of one minute reaches by chance
 _STEP: Final = (1.1, 2.0)  # least and most by which one minute lowers the load
+MAX_CORRECTION: Final = 4.0  # of the replicas that the model computes
 _MAX_AGE_S: Final = 7200.0  # of the last minute above the target
 
 
@@ -30,8 +31,8 @@ class ItlLimit(NamedTuple):
     at_s: Annotated[float, Number(0.0, 1e11)] = 0.0
 
     def correction(self, capacity_per_s: float) -> float:
-        """Return the SLO capacity of a replica, requests/s, over this limit; at least 1."""
-        return max(1.0, capacity_per_s / self.rate_per_s) if self.rate_per_s > 0.0 else 1.0
+        """Return the SLO capacity of a replica, requests/s, over this limit; 1 to MAX_CORRECTION."""
+        return min(max(1.0, capacity_per_s / self.rate_per_s), MAX_CORRECTION) if self.rate_per_s > 0.0 else 1.0
 
 
 NO_ITL_LIMIT: Final = ItlLimit()

@@ -61,7 +61,7 @@ def _retry_backlog(
     if is_fully_ready(tier_snapshot) and spec.slo is not None:
         error_budget, running = 1.0 - spec.slo.share, in_flight(snapshot.metrics)
         return retry_backlog.significant_backlog(
-            work_gpu_s, tier_forecast, capacity.request_gpu_s, error_budget, running, tier.arrival_cv2
+            work_gpu_s, tier_forecast, capacity.request_gpu_s, error_budget, running, tier.capacity_state.arrival_cv2
         )
     replica_work = sizing.replica_work if isinstance(sizing, SizingResult) else 0.0
     return retry_backlog.backlog_during_startup(work_gpu_s, tier, tier_snapshot, tier_forecast, replica_work, now_s)

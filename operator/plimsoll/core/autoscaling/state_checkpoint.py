@@ -3,162 +3,200 @@
 Problem: a new process must keep learned speeds, request lengths, start-up times and daily patterns. It must not accept
 an invalid document or one of another version.
 
-Idea: each part is stored with its version and validates itself. An invalid part is reset; the others are kept.
+Idea: a checkpoint is a table of parts, each of which `codec` writes and checks. An invalid part is reset; the others
+are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, fields
-from typing import Any, Final
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from plimsoll.core import codec
+from plimsoll.core.autoscaling.capacity_state import CapacityState
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.itl_limit import ItlLimit
 from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.startup_models import decode_models
-from plimsoll.core.autoscaling.tier_state import NO_REQUEST_LENGTHS, PRIOR_STARTUP_MODEL, TierState
+from plimsoll.core.autoscaling.tier_state import PRIOR_STARTUP_MODEL, TierState
 from plimsoll.core.autoscaling.ttft_offset import TtftOffset
+from plimsoll.core.codec import Length, Number
 from plimsoll.core.demand import serialization as demand
 from plimsoll.core.demand.idle_periods import IdleStats
 from plimsoll.core.engine_model.calibration import serialization as calibration
 from plimsoll.core.engine_model.measured_limits import MeasuredLimits
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.types import Unavailable
-from plimsoll.core.units import round_significant
 from plimsoll.core.workload import Workload
 
 SERVICE_STATE_VERSION: Final = 1
 MAX_LENGTHS: Final = 512  # rows of a workload; one of full histograms has fewer
-LENGTH_DIGITS: Final = 4
-MAX_LENGTH_TOKENS: Final = 1e8
-MAX_TIME_S: Final = 1e11
-_LENGTHS: Final = ("uncached_tokens", "cached_tokens", "output_tokens", "weights")
+_Column: TypeAlias = Annotated[tuple[Annotated[float, Number(0.0, 1e8, digits=4)], ...], Length(1, MAX_LENGTHS)]
+_Times: TypeAlias = Mapping[str, Annotated[int, Number(0, 1e11)]]  # seconds since the epoch
+
+
+@codec.stored_as("request lengths")
+class _Lengths(NamedTuple):
+    """The columns of a `Workload`."""
+
+    uncached_tokens: _Column
+    cached_tokens: _Column
+    output_tokens: _Column
+    weights: _Column
+
+
+@codec.stored_as("limits of engines")
+class _Limits(NamedTuple):
+    announced: EngineLimits
+    measured: MeasuredLimits
+
+
+@codec.stored_as("a step-time model")
+class _Speed(NamedTuple):
+    """What a calibration is of. It is stored next to this, as `learned`."""
+
+    engine: calibration.EngineKey
+    prior: StepModel
+    floor: StepModel
+
+
+S = TypeVar("S", ServiceState, TierState)
+
+
+class _Part(NamedTuple, Generic[S]):
+    """A part of the document. dump: None if nothing is known. restore: raises ValueError for an invalid part."""
+
+    key: str
+    dump: Callable[[S], Any]
+    restore: Callable[[S, Any], None]
 
 
 def dump_service_state(service: ServiceState) -> dict[str, Any]:
     """Return the state as a JSON document, about 10 KB per tier with history."""
-    return {
-        "version": SERVICE_STATE_VERSION,
-        "scaling": codec.encode(service.decision_state),
-        "ttft_offset": None if (offset := service.ttft_feedback.offset) is None else codec.encode(offset),
-        "pauses": codec.encode(service.idle_stats),
-        "retuning": codec.encode(service.retuning),
-        "lengths": None if isinstance(service.workload, Unavailable) else _dump_lengths(service.workload),
-        "noticed_classes": {name: int(at_s) for name, at_s in service.class_targets.noticed_s.items()},
-        "tiers": {name: _dump_tier(tier) for name, tier in service.tiers.items()},
-    }
+    tiers = {name: _dump(_TIER_PARTS, tier) for name, tier in service.tiers.items()}
+    return {"version": SERVICE_STATE_VERSION, **_dump(_SERVICE_PARTS, service), "tiers": tiers}
 
 
 def restore_service_state(service: ServiceState, stored: Any) -> None:
     """Restore a stored document part by part, and ignore invalid parts."""
     if not isinstance(stored, Mapping) or stored.get("version") != SERVICE_STATE_VERSION:
         return
-    with suppress(ValueError):
-        service.decision_state = codec.decode(DecisionState, stored.get("scaling"))
-    with suppress(ValueError):
-        service.ttft_feedback.offset = codec.decode(TtftOffset, stored.get("ttft_offset"))
-    with suppress(ValueError):
-        service.idle_stats = codec.decode(IdleStats, stored.get("pauses"))
-    with suppress(ValueError):
-        service.retuning = codec.decode(RetuningState, stored.get("retuning"))
-    with suppress(ValueError):
-        service.workload = _restore_lengths(stored.get("lengths"))
-    with suppress(ValueError):
-        service.class_targets.noticed_s = _restore_noticed(stored.get("noticed_classes"))
+    _restore(_SERVICE_PARTS, service, stored)
     tiers = stored.get("tiers")
     for name, tier in service.tiers.items():
-        if isinstance(tiers, Mapping) and isinstance(tiers.get(name), Mapping):
-            _restore_tier(tier, tiers[name])
+        _restore(_TIER_PARTS, tier, tiers.get(name) if isinstance(tiers, Mapping) else None)
 
 
-def _dump_lengths(workload: Workload) -> dict[str, list[float]]:
+def _dump(parts: Sequence[_Part[S]], state: S) -> dict[str, Any]:
+    return {part.key: part.dump(state) for part in parts}
+
+
+def _restore(parts: Sequence[_Part[S]], state: S, stored: Any) -> None:
+    if isinstance(stored, Mapping):
+        for part in parts:
+            with suppress(ValueError):
+                part.restore(state, stored.get(part.key))
+
+
+def _dump_lengths(service: ServiceState) -> Any:
     """Request lengths and their weights, at most MAX_LENGTHS of each; the heaviest are kept."""
+    workload = service.workload
+    if isinstance(workload, Unavailable):
+        return None
     heaviest = np.sort(np.argsort(-workload.weights, kind="stable")[:MAX_LENGTHS])
-    columns = {name: getattr(workload, name)[heaviest] for name in _LENGTHS}
-    return {
-        name: [round_significant(float(value), LENGTH_DIGITS) for value in column] for name, column in columns.items()
-    }
+    return codec.encode(_Lengths(*(getattr(workload, name)[heaviest].tolist() for name in _Lengths._fields)))
 
 
-def _restore_lengths(stored: Any) -> Workload:
-    """The inverse of `_dump_lengths`. Raises ValueError for anything else."""
-    if not isinstance(stored, Mapping):
-        raise ValueError("no request lengths")
-    columns = {}
-    for name in _LENGTHS:
-        column = stored.get(name)
-        if not isinstance(column, list) or not 0 < len(column) <= MAX_LENGTHS:
-            raise ValueError(f"{name} is no list of request lengths")
-        if not all(type(value) in (int, float) and 0.0 <= value <= MAX_LENGTH_TOKENS for value in column):
-            raise ValueError(f"{name} has a value that is no length")
-        columns[name] = np.array(column, dtype=float)
-    total = float(columns["weights"].sum())
+def _restore_lengths(service: ServiceState, stored: Any) -> None:
+    uncached, cached, output, weights = (np.array(column) for column in codec.decode(_Lengths, stored))
+    total = float(weights.sum())
     if not total > 0.0:
         raise ValueError("the weights sum to 0")
-    return Workload(**(columns | {"weights": columns["weights"] / total}))
+    service.workload = Workload(uncached, cached, output, weights / total)
 
 
-def _restore_noticed(stored: Any) -> dict[str, float]:
-    """Times by request class, seconds since the epoch. Raises ValueError for anything else."""
-    if not isinstance(stored, Mapping):
-        raise ValueError("no request classes")
-    if not all(type(at_s) in (int, float) and 0.0 <= at_s <= MAX_TIME_S for at_s in stored.values()):
-        raise ValueError("a request class has a value that is no time")
-    return dict(stored)
+def _dump_noticed(service: ServiceState) -> Any:
+    return codec.encode({name: int(at_s) for name, at_s in service.class_targets.noticed_s.items()}, _Times)
 
 
-def _dump_tier(tier: TierState) -> dict[str, Any]:
-    speed_model = None
-    if tier.posterior is not None and tier.engine_key is not None:
-        speed_model = {
-            "engine": codec.encode(tier.engine_key),
-            "prior": codec.encode(tier.posterior.prior),
-            "floor": codec.encode(tier.posterior.floor),
-            "learned": calibration.to_dict(tier.posterior, tier.engine_key),
-        }
-    return {
-        "starts": codec.encode(tier.startup_models),
-        "demand": demand.to_dict(tier.forecast_state),
-        "speed": speed_model,
-        "itl_limit": codec.encode(tier.itl_limit),
-        "limits": None if tier.announced is None else _dump_limits(tier.announced, tier.measured_limits),
-    }
+def _restore_noticed(service: ServiceState, stored: Any) -> None:
+    times: Any = _Times
+    service.class_targets.noticed_s = codec.decode(times, stored)
 
 
-def _dump_limits(announced: EngineLimits, measured: MeasuredLimits) -> dict[str, Any]:
-    return {"announced": list(astuple(announced)), "measured": codec.encode(measured)}
+def _dump_offset(service: ServiceState) -> Any:
+    return None if (offset := service.ttft_feedback.offset) is None else codec.encode(offset)
+
+
+def _restore_offset(service: ServiceState, stored: Any) -> None:
+    service.ttft_feedback.offset = codec.decode(TtftOffset, stored)
+
+
+def _restore_idle_stats(service: ServiceState, stored: Any) -> None:
+    service.activity.idle_stats = codec.decode(IdleStats, stored)
+
+
+def _restore_decision_state(service: ServiceState, stored: Any) -> None:
+    service.decision_state = codec.decode(DecisionState, stored)
+
+
+def _restore_retuning(service: ServiceState, stored: Any) -> None:
+    service.retuning = codec.decode(RetuningState, stored)
+
+
+_SERVICE_PARTS: Final = (
+    _Part("scaling", lambda service: codec.encode(service.decision_state), _restore_decision_state),
+    _Part("ttft_offset", _dump_offset, _restore_offset),
+    _Part("pauses", lambda service: codec.encode(service.activity.idle_stats), _restore_idle_stats),
+    _Part("retuning", lambda service: codec.encode(service.retuning), _restore_retuning),
+    _Part("lengths", _dump_lengths, _restore_lengths),
+    _Part("noticed_classes", _dump_noticed, _restore_noticed),
+)
+
+
+def _restore_startups(tier: TierState, stored: Any) -> None:
+    tier.startup_models = decode_models(stored, PRIOR_STARTUP_MODEL)
+
+
+def _restore_demand(tier: TierState, stored: Any) -> None:
+    tier.forecast_state = demand.from_dict(stored)
+
+
+def _dump_limits(tier: TierState) -> Any:
+    announced = tier.engines.announced
+    return None if announced is None else codec.encode(_Limits(announced, tier.engines.measured_limits))
 
 
 def _restore_limits(tier: TierState, stored: Any) -> None:
-    """The inverse of `_dump_limits`. Raises ValueError for anything else."""
-    if not isinstance(stored, Mapping) or not isinstance(announced := stored.get("announced"), list):
-        raise ValueError("no limits of engines")
-    if len(announced) != len(fields(EngineLimits)):
-        raise ValueError("other limits of engines")
-    tier.measured_limits, tier.announced = (
-        codec.decode(MeasuredLimits, stored.get("measured")),
-        EngineLimits(*announced),
-    )
+    tier.engines.announced, tier.engines.measured_limits = codec.decode(_Limits, stored)
 
 
-def _restore_tier(tier: TierState, stored: Mapping[str, Any]) -> None:
-    with suppress(ValueError):
-        tier.itl_limit = codec.decode(ItlLimit, stored.get("itl_limit"))
-    with suppress(ValueError):
-        _restore_limits(tier, stored.get("limits"))
-    with suppress(ValueError):
-        tier.startup_models = decode_models(stored.get("starts"), PRIOR_STARTUP_MODEL)
-    with suppress(ValueError):
-        tier.forecast_state = demand.from_dict(stored.get("demand"))
-    speed_model = stored.get("speed")
-    if isinstance(speed_model, Mapping):
-        with suppress(ValueError):
-            key = codec.decode(calibration.EngineKey, speed_model.get("engine"))
-            prior, floor = (codec.decode(StepModel, speed_model.get(name)) for name in ("prior", "floor"))
-            tier.posterior, tier.engine_key = calibration.from_dict(speed_model.get("learned"), key, prior, floor), key
-            tier.capacity = NO_REQUEST_LENGTHS
+def _restore_itl_limit(tier: TierState, stored: Any) -> None:
+    tier.itl_limit = codec.decode(ItlLimit, stored)
+
+
+def _dump_speed(tier: TierState) -> Any:
+    key, posterior = tier.engines.engine_key, tier.engines.posterior
+    if posterior is None or key is None:
+        return None
+    speed = codec.encode(_Speed(key, posterior.prior, posterior.floor))
+    return {**speed, "learned": calibration.to_dict(posterior, key)}
+
+
+def _restore_speed(tier: TierState, stored: Any) -> None:
+    speed = codec.decode(_Speed, stored)
+    tier.engines.posterior = calibration.from_dict(stored.get("learned"), speed.engine, speed.prior, speed.floor)
+    tier.engines.engine_key, tier.capacity_state = speed.engine, CapacityState()
+
+
+_TIER_PARTS: Final = (
+    _Part("starts", lambda tier: codec.encode(tier.startup_models), _restore_startups),
+    _Part("demand", lambda tier: demand.to_dict(tier.forecast_state), _restore_demand),
+    _Part("speed", _dump_speed, _restore_speed),
+    _Part("limits", _dump_limits, _restore_limits),
+    _Part("itl_limit", lambda tier: codec.encode(tier.itl_limit), _restore_itl_limit),
+)

@@ -82,13 +82,14 @@ class TtftFeedback:
         counts, rate_per_s = late_first_tokens(metrics, slo), metrics.arrivals / LATENCY_WINDOW_S
         if metrics.slo_counts is None and slo.ttft_per_1k_tokens_s:
             return  # how many are late by the target of their own prompt is not known
-        if counts is None or counts[1] < MIN_RESPONSES or tier.tier_spec is None or isinstance(workload, Unavailable):
+        tier_spec = tier.capacity_state.tier_spec
+        if counts is None or counts[1] < MIN_RESPONSES or tier_spec is None or isinstance(workload, Unavailable):
             return
         if metrics.arrivals < MIN_ARRIVAL_SHARE * counts[1] or _jumped(metrics, rate_per_s):
             return
         if not self.offset.is_significant and counts[0] < 0.5 * (1.0 - slo.share) * counts[1]:
             return  # nothing to correct: a profile takes milliseconds
-        profile = build_profile(replace(tier.tier_spec, workload=workload, ttft_outside_s=0.0))
+        profile = build_profile(replace(tier_spec, workload=workload, ttft_outside_s=0.0))
         self.offset = update_offset(self.offset, profile, rate_per_s / ready, *counts)
 
     def _settled_since_s(
