@@ -131,8 +131,9 @@ class ParseWorker:
     def start(self) -> None:
         """Start the process, so that the first body does not wait for it."""
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent)
-            self._pool.submit(_nothing).add_done_callback(self._log_failed_start)
+            pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent)
+            pool.submit(_nothing).add_done_callback(self._log_failed_start)
+            self._pool = pool  # else the next body starts another one
 
     async def parse(
         self, body: Body, route: ApiRoute, client: str, content_type: bytes = b""
@@ -174,6 +175,16 @@ class ParseWorker:
         """Parse a body, unless its client has left."""
         if waiting.parsed.done():
             return
+        try:
+            parsed = await self._parse_in_process(waiting)
+        except Exception:  # one body's failure must not affect the others
+            log.exception("parsing a large body failed")
+            parsed = BUSY_REJECTION
+        if not waiting.parsed.done():
+            waiting.parsed.set_result(parsed)
+
+    async def _parse_in_process(self, waiting: _Body) -> ParsedRequest | Rejection:
+        """Parse a body. Raises if a process cannot be started."""
         self.start()
         pool = self._pool
         assert pool is not None
@@ -182,18 +193,14 @@ class ParseWorker:
                 await asyncio.wrap_future(pool.submit(_receive, part, is_first=number == 0))
             call = pool.submit(_parse, waiting.route, waiting.content_type)
             parsed, resident_bytes = await asyncio.wrap_future(call)
-            self._is_broken = False
-            if resident_bytes > MAX_PROCESS_BYTES:
-                self._replace(pool)
         except BrokenProcessPool:
             self._log_end()
             self._replace(pool)
-            parsed = BUSY_REJECTION
-        except Exception:  # one body's failure must not affect the others
-            log.exception("parsing a large body failed")
-            parsed = BUSY_REJECTION
-        if not waiting.parsed.done():
-            waiting.parsed.set_result(parsed)
+            return BUSY_REJECTION
+        self._is_broken = False
+        if resident_bytes > MAX_PROCESS_BYTES:
+            self._replace(pool)
+        return parsed
 
     def _log_failed_start(self, start: Future[None]) -> None:
         """Called in a thread of the executor."""

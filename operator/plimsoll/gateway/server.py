@@ -76,13 +76,21 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._run(lambda: self._read(data))
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Do some work now or in a later turn of the loop, unless the connection ends before."""
+        """Do some work now or in a later turn of the loop, unless the connection ends before.
+
+        If it fails, the connection ends: in a later turn nobody else would end it.
+        """
 
         def work_if_open() -> None:
             self._waits -= 1
-            if not self._is_lost:
+            if self._is_lost:
+                return
+            try:
                 work()
                 self._pause_reading()
+            except Exception:  # one connection's failure must not affect the others
+                log.exception("the work of a connection failed")
+                self._transport.abort()
 
         self._waits += 1
         if not self._turns.run(work_if_open):

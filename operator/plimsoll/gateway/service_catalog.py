@@ -248,7 +248,7 @@ class CatalogBuilder:
 
     def _update_slice(self, name: str, obj: Object | None) -> set[str]:
         """Returns the keys of the services whose engines change."""
-        dirty, former, engines = set(), tuple[SliceEngine, ...](), tuple[SliceEngine, ...]()
+        dirty, former = set(), tuple[SliceEngine, ...]()
         if (previous := self._service_by_slice.pop(name, None)) is not None:
             former = self._states[previous].slices.pop(name)
             dirty.add(previous)
@@ -258,19 +258,25 @@ class CatalogBuilder:
             self._state(key).slices[name] = engines
             self._service_by_slice[name] = key
             dirty.add(key)
-        present = {(one.uid, one.address) for one in engines}
+        others = (engines for key in dirty for engines in self._states[key].slices.values())
+        present = {(one.uid, one.address) for engines in others for one in engines}
         gone = {one.address for one in former if (one.uid, one.address) not in present}
         self._refusing -= gone  # another engine may get the address
         return dirty
 
     def mark_refusing(self, address: str) -> None:
-        """The leaving engine at this address takes no requests any more; the next update leaves it alone."""
-        self._refusing.add(address)
-        self._stale |= {
+        """The leaving engine at this address takes no requests any more; the next update leaves it alone.
+
+        One that is gone is not marked: another engine may get its address.
+        """
+        keys = {
             key
             for key, state in self._states.items()
             if any(engine.address == address for engines in state.slices.values() for engine in engines)
         }
+        if keys:
+            self._refusing.add(address)
+            self._stale |= keys
 
     def set_objectives(self, objectives: Mapping[str, Mapping[str, int]]) -> None:
         """Set the priorities of InferenceObjectives, by service and name, as of the next update."""
