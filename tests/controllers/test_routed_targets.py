@@ -15,7 +15,7 @@ from plimsoll.controllers.inference_pools.pool_writer import PoolWriter
 from plimsoll.core import codec
 from plimsoll.core.errors import NotFound
 from plimsoll.core.ports import GatewayReading
-from plimsoll.core.routing.published_engines import PublishedEngines
+from plimsoll.core.routing.published_engines import EngineTemplate, PublishedEngines
 from plimsoll.resources import object_meta
 from plimsoll.resources.inference_pool import match_labels
 from plimsoll.resources.platform_config import InferencePoolSettings
@@ -199,6 +199,61 @@ async def test_service_of_a_routed_target_selects_its_pods() -> None:
     fleet.edit(**{"spec.targets.serve": {"scaleTargetRef": REF, "maxReplicas": 9}})
     await fleet.run(2)
     assert fleet.services == []
+
+
+async def test_selector_without_pairs_is_not_kept() -> None:
+    """Gateways would await the Service of its pods, which cannot be made."""
+    fleet = routed(AdoptedFleet(**PORT))
+    await fleet.run(2)
+    fleet.selector = "app in (llm,other)"
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[1] == "TargetNotScalable"
+    assert selector(fleet) is None
+
+
+def store_written(fleet: AdoptedFleet) -> None:
+    """The cache gets what the operator has written, by its watches."""
+    for one in (*fleet.services, *fleet.limits[-1:]):
+        fleet.cache.put(one)
+
+
+@pytest.mark.parametrize("changed", ["podSelector", "scaleTargetRef"])
+async def test_service_of_an_unread_target_stays(changed: str) -> None:
+    """Without it all engines would leave the gateways until the next reading."""
+    fleet = routed(AdoptedFleet(**PORT))
+    await fleet.run(2)
+    store_written(fleet)
+    edit = {"podSelector": "app=other"} if changed == "podSelector" else {"scaleTargetRef": {**REF, "name": "next"}}
+    fleet.edit(**{f"spec.targets.serve.{name}": value for name, value in edit.items()})
+    fleet.start_operator()
+    await fleet.reconciler.reconcile(KEY)
+    assert len(fleet.services) == 1, "not read yet"
+    fleet.unanswered = {"llm", "next"}
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[1] == "TargetUnreadable"
+    assert len(fleet.services) == 1
+    fleet.unanswered = set()
+    fleet.labels = {labels.MANAGED_BY: "plimsoll", labels.SERVICE: "other"}
+    fleet.deployments |= {"next"}
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[1] == "TargetTaken"
+    assert fleet.services == []
+
+
+async def test_restarted_operator_keeps_the_published_engines_of_a_target_until_it_reads() -> None:
+    fleet = routed(AdoptedFleet(**PORT))
+    fleet.spec["template"]["spec"]["containers"][0]["args"] = ["--max-model-len=4096"]
+    await fleet.run(2)
+    store_written(fleet)
+    before = fleet.limits[-1]["engines"]
+    assert before != codec.encode(PublishedEngines({"serve": EngineTemplate()}))
+    fleet.start_operator()
+    for one in list(fleet.cache.children(labels.ADOPTED_POD_KIND, KEY)):
+        fleet.cache.remove(one)
+    await fleet.reconciler.reconcile(KEY)
+    assert fleet.limits[-1]["engines"] == before
+    await fleet.run(2)
+    assert fleet.limits[-1]["engines"] == before
 
 
 async def test_target_that_selects_an_engine_of_a_tier_is_refused() -> None:

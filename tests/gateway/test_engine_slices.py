@@ -226,28 +226,91 @@ def test_first_catalog_awaits_the_slices_of_a_routed_target() -> None:
     assert cache.synced
 
 
-async def test_unpublished_engines_hold_up_no_other_service_for_long(
+@pytest.mark.parametrize("selector", ["app=llm", "app in (llm, vllm)"], ids=["being deleted", "no pairs"])
+def test_first_catalog_awaits_no_service_that_the_operator_publishes_nothing_of(selector: str) -> None:
+    target = target_service()
+    target["status"]["tiers"]["serve"]["podSelector"] = selector
+    leaving = service()
+    leaving["metadata"]["deletionTimestamp"] = "2026-06-01T00:00:00Z"
+    if selector == "app=llm":
+        target["metadata"]["deletionTimestamp"] = "2026-06-01T00:00:00Z"
+    cache = listed(target, pods=(), admissions=())
+    assert cache.synced
+    assert listed(leaving, pods=(pod("10.0.0.1:8000"),)).synced
+
+
+def test_waiting_is_found_once_for_a_burst_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is about all objects: at each event it would take the picker's loop for long."""
+    found = list[Object]()
+
+    def counted(obj: Object) -> bool:
+        found.append(obj)
+        return True
+
+    monkeypatch.setattr(watch_cache, "has_engines", counted)
+    cache = listed(service(), pods=(pod("10.0.0.1:8000"),))
+    for _ in range(50):
+        cache.apply(INFERENCESERVICES, None, WatchEvent("MODIFIED", service()))
+    assert found == []
+    assert not cache.synced
+    assert "team/chat" in cache.not_ready_reason
+    assert len(found) == 1
+
+
+class Sleeps:
+    """The clock of the watches: a sleep ends when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self._may_end = asyncio.Queue[float](), asyncio.Queue[None]()
+        self.get_running_loop, self.TaskGroup = asyncio.get_running_loop, asyncio.TaskGroup
+        monkeypatch.setattr(watch_cache, "asyncio", self)
+
+    async def sleep(self, seconds: float) -> None:
+        self.begun.put_nowait(seconds)
+        await self._may_end.get()
+
+    def end(self) -> None:
+        self._may_end.put_nowait(None)
+
+    async def pass_one(self) -> None:
+        """End a sleep, and await the next one."""
+        self.end()
+        await asyncio.wait_for(self.begun.get(), 30)
+
+
+async def test_first_catalog_awaits_stragglers_only_once_the_operator_publishes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watch_cache, "ENGINES_SECONDS", 0.0)
+    """Without any publication the former gateways serve on, however long the new operator takes to start."""
+    services = [service(name) for name in ("a", "b", "c")]
+    engines = [pod(f"10.0.0.{n}:8000", service=name) for n, name in enumerate(("a", "b", "c"))]
+    slices, admissions = published(services, engines)
+    found = {INFERENCESERVICES: tuple(services), ENDPOINTSLICES: tuple(slices)}
 
     class Source:
         async def watch(
             self, resource: Resource, namespace: str | None = None, selector: str | None = None
         ) -> AsyncIterator[WatchEvent]:
-            slices, _ = published([service()], [pod("10.0.0.1:8000")])
-            found = {INFERENCESERVICES: (service(),), ENDPOINTSLICES: tuple(slices)}
             yield WatchEvent("SYNC", objects=found.get(resource, ()))
             await asyncio.Event().wait()
 
-    cache, changed = WatchCache(), asyncio.Event()
+    sleeps, cache, changed = Sleeps(monkeypatch), WatchCache(), asyncio.Event()
     with caplog.at_level(logging.WARNING):
         watches = asyncio.create_task(run_watches(Source(), cache, changed.set))
         try:
-            while not cache.synced:
-                await asyncio.wait_for(changed.wait(), 30)
-                changed.clear()
+            await sleeps.begun.get()
+            for _ in range(100):
+                await sleeps.pass_one()
+            for n in range(2):
+                assert not cache.synced
+                cache.apply(INFERENCESERVICEADMISSIONS, None, WatchEvent("ADDED", admissions[n]))
+                await sleeps.pass_one()
+            assert not cache.synced, "the operator has just published another one"
+            changed.clear()
+            sleeps.end()
+            await asyncio.wait_for(changed.wait(), 30)
+            assert cache.synced
         finally:
             watches.cancel()
     (line,) = caplog.messages
-    assert "such as team/chat" in line
+    assert "such as team/c" in line

@@ -56,20 +56,32 @@ def service_of(obj: Object) -> tuple[str, Role] | None:
 
 def engines_of(obj: Object) -> tuple[str, tuple[SliceEngine, ...]] | None:
     """Returns the service key and engines of a slice, None for another slice."""
-    found = service_of(obj)
-    ports = [port["port"] for port in obj.get("ports") or () if port.get("name") == "api" and port.get("port")]
-    if found is None or not ports:
+    found, port = service_of(obj), _port(obj)
+    if found is None or port is None:
         return None
     key, role = found
-    return key, tuple(_engines(obj.get("endpoints") or (), role, ports[0]))
+    return key, tuple(_engines(obj.get("endpoints") or (), role, port))
+
+
+def has_engines(obj: Object) -> bool:
+    """Whether a slice of a service has an engine."""
+    return _port(obj) is not None and any(map(_is_engine, obj.get("endpoints") or ()))
+
+
+def _port(obj: Object) -> int | None:
+    ports = (port["port"] for port in obj.get("ports") or () if port.get("name") == "api" and port.get("port"))
+    return next(ports, None)
+
+
+def _is_engine(one: Object) -> bool:
+    return bool(one.get("addresses")) and "name" in (one.get("targetRef") or {})
 
 
 def _engines(endpoints: Iterable[Object], role: Role, port: int) -> Iterator[SliceEngine]:
     for one in endpoints:
-        pod, addresses = one.get("targetRef") or {}, one.get("addresses") or ()
-        if not addresses or "name" not in pod:
+        if not _is_engine(one):
             continue
-        ip, conditions = addresses[0], one.get("conditions") or {}
+        pod, ip, conditions = one["targetRef"], one["addresses"][0], one.get("conditions") or {}
         yield SliceEngine(
             pod=pod["name"],
             uid=pod.get("uid", ""),

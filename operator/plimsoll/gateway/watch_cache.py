@@ -23,14 +23,15 @@ from plimsoll.adapters.normalize import value_at
 from plimsoll.adapters.shared_parts import with_shared_parts
 from plimsoll.api import labels
 from plimsoll.gateway.admission_policy import admission_of
-from plimsoll.gateway.engine_slices import engines_of, service_of
+from plimsoll.gateway.engine_slices import has_engines, service_of
 from plimsoll.gateway.service_catalog import ENGINES
+from plimsoll.resources.inference_pool import match_labels
 
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 
-ENGINES_SECONDS: Final = 60.0  # then services whose engines are not published hold up no other
+STRAGGLER_SECONDS: Final = 5.0  # without a further publication: then services without one hold up no other
 _UNLISTED: Final = "the first list of InferenceServices, their admission limits and EndpointSlices is not complete"
 _UNPUBLISHED: Final = (
     "the operator has not yet published the engines of %d InferenceServices, such as %s; check that it runs"
@@ -59,8 +60,9 @@ class ObjectChanges:
 class WatchCache:
     """Objects by kind. Each (kind, namespace) scope is synced after its first list.
 
-    The first catalog also awaits that the operator has published the engines of each service that has some, but not for
-    longer than `ENGINES_SECONDS`: after an upgrade of both, the former gateways serve on meanwhile.
+    The first catalog also awaits that the operator has published the engines of the services that have some: after an
+    upgrade of both, the former gateways serve on meanwhile. Once it has published any, it runs, and the others may be
+    awaited no longer.
     """
 
     def __init__(self, namespaces: Iterable[str] = ()) -> None:
@@ -70,9 +72,12 @@ class WatchCache:
         }
         self._changed: dict[str, dict[str, Object | None]] = {resource.plural: {} for resource, _ in WATCHED_RESOURCES}
         self._synced = False
+        self._unpublished: frozenset[str] | None = None  # None: to be found again
 
     @property
     def synced(self) -> bool:
+        """Whether the first catalog can be made. Found when asked, not at each event: it is about all objects."""
+        self._synced = self._synced or (self.is_listed and not self.unpublished)
         return self._synced
 
     @property
@@ -83,10 +88,9 @@ class WatchCache:
     @property
     def not_ready_reason(self) -> str:
         """Returns why there is no first catalog, "" once it can be made."""
-        if self._synced:
+        if self.synced:
             return ""
-        unpublished = self._unpublished()
-        return _UNPUBLISHED % (len(unpublished), unpublished[0]) if self.is_listed and unpublished else _UNLISTED
+        return _UNPUBLISHED % (len(self.unpublished), min(self.unpublished)) if self.is_listed else _UNLISTED
 
     @property
     def scopes(self) -> list[tuple[str, str | None]]:
@@ -118,40 +122,60 @@ class WatchCache:
                 updated = {name: scope[name]}
             self._scopes[scope_key] = scope
         changed |= updated
-        if not self._synced and self.is_listed:
-            self._synced = not self._unpublished()
+        self._unpublished = None
 
     def stop_waiting(self) -> None:
         """Let the first catalog wait no longer for what the operator publishes."""
-        if not self._synced and self.is_listed:
-            log.warning(self.not_ready_reason)
+        if reason := self.not_ready_reason:
+            log.warning(reason)
             self._synced = True
 
     def _objects(self, resource: Resource) -> dict[str, Object]:
         scopes = (scope for (plural, _), scope in self._scopes.items() if plural == resource.plural)
         return {name: obj for scope in scopes for name, obj in (scope or {}).items()}
 
-    def _unpublished(self) -> list[str]:
-        """Returns the services that have engines, of which the operator has not published what gateways need.
+    @property
+    def unpublished(self) -> frozenset[str]:
+        """The services that have engines, of which the operator has not published what gateways need.
 
         Of a target that is the Service of its pods, too, which Kubernetes gives a slice also without any.
         """
+        if self._unpublished is None:
+            self._unpublished = self._find_unpublished()
+        return self._unpublished
+
+    @property
+    def has_published(self) -> bool:
+        """Whether the operator has published the engines of any service."""
+        admissions = self._objects(INFERENCESERVICEADMISSIONS)
+        return any(_is_published(obj, admissions.get(name)) for name, obj in self._objects(INFERENCESERVICES).items())
+
+    def _find_unpublished(self) -> frozenset[str]:
         services, slices, admissions = map(
             self._objects, (INFERENCESERVICES, ENDPOINTSLICES, INFERENCESERVICEADMISSIONS)
         )
-        of_slices = [(service_of(obj), engines_of(obj)) for obj in slices.values()]
-        with_slices = {service[0] for service, _ in of_slices if service is not None}
-        with_engines = {found[0] for _, found in of_slices if found is not None and found[1]}
-        return sorted(
+        of_slices = [(found[0], obj) for obj in slices.values() if (found := service_of(obj)) is not None]
+        with_slices = {service for service, _ in of_slices}
+        with_engines = {service for service, obj in of_slices if has_engines(obj)}
+        return frozenset(
             name
             for name, obj in services.items()
-            if (name in with_engines and ENGINES not in (admission_of(obj, admissions.get(name)) or {}))
-            or (name not in with_slices and _is_routed_target(obj))
+            if not obj["metadata"].get("deletionTimestamp")
+            and (
+                (name in with_engines and not _is_published(obj, admissions.get(name)))
+                or (name not in with_slices and _is_routed_target(obj))
+            )
         )
 
 
+def _is_published(service: Object, admission: Object | None) -> bool:
+    return ENGINES in (admission_of(service, admission) or {})
+
+
 def _is_routed_target(service: Object) -> bool:
-    return bool(value_at(service, "spec", "targets") and value_at(service, "status", "tiers", "serve", "podSelector"))
+    """Whether the operator is to make a Service for a target. It makes none by a selector with more than pairs."""
+    selector = value_at(service, "status", "tiers", "serve", "podSelector")
+    return bool(value_at(service, "spec", "targets")) and isinstance(selector, str) and bool(match_labels(selector))
 
 
 def _is_same_version(previous: Object | None, obj: Object) -> bool:
@@ -172,12 +196,17 @@ async def run_watches(source: WatchSource, cache: WatchCache, on_change: Callabl
             was_listed = cache.is_listed
             cache.apply(resource, namespace, event)
             if cache.is_listed and not was_listed:
-                asyncio.get_running_loop().call_later(ENGINES_SECONDS, stop_waiting)
+                group.create_task(await_stragglers())
             on_change()
 
-    def stop_waiting() -> None:
-        cache.stop_waiting()
-        on_change()
+    async def await_stragglers() -> None:
+        stragglers = cache.unpublished
+        while not cache.synced:
+            await asyncio.sleep(STRAGGLER_SECONDS)
+            before, stragglers = stragglers, stragglers & cache.unpublished
+            if cache.has_published and stragglers == before:
+                cache.stop_waiting()
+                on_change()
 
     selectors = {resource.plural: (resource, selector) for resource, selector in WATCHED_RESOURCES}
     async with asyncio.TaskGroup() as group:

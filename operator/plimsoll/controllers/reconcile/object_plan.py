@@ -21,6 +21,7 @@ from plimsoll.controllers.reconcile.engine_publication import published_engines
 from plimsoll.controllers.reconcile.observe import ObservedService
 from plimsoll.controllers.tier_workload import TIER_WORKLOADS, find_workload, ordered_replicas
 from plimsoll.core import codec
+from plimsoll.core.routing.published_engines import PublishedEngines
 from plimsoll.resources import engine_tuning, object_meta, objects
 from plimsoll.resources.engine_tuning import MeasuredChunk
 from plimsoll.resources.inference_pool import match_labels
@@ -53,12 +54,14 @@ def plan_objects(
     *,
     has_turn: bool = False,
     target_selector: str | None = None,
+    is_target_unread: bool = False,
 ) -> ObjectPlan:
     """The plan for one service. replicas: desired replicas by tier.
 
     A service with targets has a Service for their pods and admission limits alone, if it takes requests. report: has
     the limits to publish. Before the first report of this process, the published ones stay. has_turn: whether the
     platform's rollout may replace the engines now. target_selector: of the pods of a target that takes requests.
+    is_target_unread: what gateways have of its engines stays.
     """
     templates: list[Object] = []
     desired = objects.shared_objects(service, observed.service_object, platform)
@@ -81,9 +84,13 @@ def plan_objects(
             _applied_replicas(_workload(observed, service, kind), replicas[kind]),
         )
     desired += _target_objects(observed, service, target_selector)
+    is_kept = is_target_unread and _target_port(service) is not None
     if service.spec.takes_requests:
-        desired.append(_admission(observed, service, desired, report))
+        live = _live_engines(observed) if is_kept else None
+        desired.append(_admission(observed, service, desired, report, live))
     desired_names = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
+    if is_kept:
+        desired_names.add(("Service", object_meta.targets_name(service.metadata.name)))
     prune = tuple(
         child
         for child_name, child in observed.children.items()
@@ -94,18 +101,36 @@ def plan_objects(
 
 def _target_objects(observed: ObservedService, service: InferenceService, selector: str | None) -> list[Object]:
     """The Service for the pods of a target that takes requests. The poller refuses a selector without pairs."""
-    port = None if service.spec.targets is None else service.spec.targets.serve.port
+    port = _target_port(service)
     pairs = match_labels(selector) if selector else None
     return [objects.targets_service(service, observed.service_object, pairs, port)] if port and pairs else []
 
 
+def _target_port(service: InferenceService) -> int | None:
+    """The port at which a target takes requests, None if it takes none."""
+    return None if service.spec.targets is None else service.spec.targets.serve.port
+
+
+def _live_engines(observed: ObservedService) -> PublishedEngines | None:
+    """The engines that are published, None without readable ones."""
+    live = observed.children.get((labels.ADMISSION_KIND, observed.service_object["metadata"]["name"])) or {}
+    try:
+        return codec.decode(PublishedEngines, live["engines"]) if "engines" in live else None
+    except ValueError:
+        return None
+
+
 def _admission(
-    observed: ObservedService, service: InferenceService, desired: Iterable[Object], report: ScalingReport | None
+    observed: ObservedService,
+    service: InferenceService,
+    desired: Iterable[Object],
+    report: ScalingReport | None,
+    live_engines: PublishedEngines | None,
 ) -> Object:
-    """What gateways are to read. desired: the other objects of the service."""
+    """What gateways are to read. desired: the other objects of the service. live_engines: to publish again."""
     workloads = [one for one in desired if one["kind"] in {kind.kind for kind in TIER_WORKLOADS}]
     targets = () if service.spec.targets is None else [role for role, _ in service.spec.targets.items()]
-    engines = published_engines(workloads, observed.pods, observed.earlier_pods, targets)
+    engines = live_engines or published_engines(workloads, observed.pods, observed.earlier_pods, targets)
     if report is None:
         live = observed.children.get((labels.ADMISSION_KIND, observed.service_object["metadata"]["name"]))
         return objects.admission(observed.service_object, (live or {}).get("limits"), engines)

@@ -45,7 +45,7 @@ from plimsoll.controllers.reconcile.status_writer import StatusWriter
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
 from plimsoll.controllers.reconcile.tuning_status import chunk_event, deployed_arguments, tuning_events, tuning_line
 from plimsoll.controllers.reconcile.volume_problems import with_volume_problems
-from plimsoll.controllers.targets.target_state import TargetState, routed_selector
+from plimsoll.controllers.targets.target_state import TargetState, is_unread, routed_selector
 from plimsoll.core.errors import (
     BackendUnavailable,
     Conflict,
@@ -162,6 +162,7 @@ class Reconciler:
                 report,
                 has_turn=self._engine_rollout(key).has_turn,
                 target_selector=routed_selector(observed.service_object, self._targets(key), "serve"),
+                is_target_unread=is_unread(self._targets(key), "serve"),
             )
             try:
                 await self._apply(key, observed, plan, None if report is None else report.measured_chunk)

@@ -50,8 +50,6 @@ _USED_METADATA: Final = ("namespace", "name", "uid", "resourceVersion", "generat
 
 POLL_SECONDS: Final = 2.0
 MAX_CONCURRENT_TARGETS: Final = 8
-# The pods of such a target are engines of another service, or of none.
-_NO_ENGINES: Final = frozenset({ConditionReason.TARGET_TAKEN, ConditionReason.TARGET_OVERLAPS})
 ALLOW_HINT: Final = "add it to the chart value targets.resources, and to watchNamespaces if that is set"
 YIELDED_TO: Final = "yieldedTo"  # fields of a tier's status
 YIELDED_CAUSE: Final = "yieldedCause"
@@ -174,7 +172,7 @@ class TargetPoller:
 
     def _last_selector(self, obj: Object, role: RoleName, target: EngineTarget, problem: TargetProblem) -> str | None:
         """The selector that gateways keep for a target with a problem: its engines may well serve all the same."""
-        if problem.reason in _NO_ENGINES:
+        if not problem.has_engines:
             return None
         before = self._states.get((key_of(obj), role))
         if before is None:
@@ -300,7 +298,7 @@ async def _known(problem: TargetProblem) -> TargetProblem:
 
 def _taken(label: str, holder: str) -> TargetProblem:
     message = f"{label} is the target of InferenceService {holder} already: delete one of the two services"
-    return TargetProblem(ConditionReason.TARGET_TAKEN, message)
+    return TargetProblem(ConditionReason.TARGET_TAKEN, message, has_engines=False)
 
 
 def _of_tier(label: str, pod: Object) -> TargetProblem:
@@ -309,7 +307,7 @@ def _of_tier(label: str, pod: Object) -> TargetProblem:
         f"the selector of {label} selects pod {pod['metadata']['name']}, an engine of the tiers of an InferenceService:"
         " narrow podSelector"
     )
-    return TargetProblem(ConditionReason.TARGET_OVERLAPS, message)
+    return TargetProblem(ConditionReason.TARGET_OVERLAPS, message, has_engines=False)
 
 
 def _unusable(label: str, live: Object, selector: object, *, is_routed: bool) -> TargetProblem | None:
@@ -317,7 +315,7 @@ def _unusable(label: str, live: Object, selector: object, *, is_routed: bool) ->
     own = live["metadata"].get("labels", {})
     if own.get(labels.MANAGED_BY) == "plimsoll" and labels.SERVICE in own:
         message = f"{label} belongs to InferenceService {own[labels.SERVICE]}, which sizes it already"
-        return TargetProblem(ConditionReason.TARGET_TAKEN, message)
+        return TargetProblem(ConditionReason.TARGET_TAKEN, message, has_engines=False)
     if not isinstance(selector, str) or not selector:
         message = f"the scale of {label} has no status.selector: set podSelector"
         return TargetProblem(ConditionReason.TARGET_NOT_SCALABLE, message)
@@ -332,7 +330,7 @@ def _unusable(label: str, live: Object, selector: object, *, is_routed: bool) ->
             f"a Service selects pods by NAME=VALUE pairs alone, and status.selector in the scale of {label} is"
             f" {shorten(selector, _MAX_SHOWN_CHARS)}: set podSelector to such pairs"
         )
-        return TargetProblem(ConditionReason.TARGET_NOT_SCALABLE, message)
+        return TargetProblem(ConditionReason.TARGET_NOT_SCALABLE, message, has_engines=False)
     return None
 
 
@@ -349,4 +347,4 @@ def _overlap(
         f" InferenceService {holder} ({other.scale_target_ref.label}) already: narrow podSelector of InferenceService"
         f" {key[1]} or of InferenceService {holder}"
     )
-    return TargetProblem(ConditionReason.TARGET_OVERLAPS, message)
+    return TargetProblem(ConditionReason.TARGET_OVERLAPS, message, has_engines=False)

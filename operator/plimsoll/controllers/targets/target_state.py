@@ -38,10 +38,15 @@ _OWN: Final = frozenset({labels.FIELD_MANAGER, labels.SCALER_FIELD_MANAGER})
 
 @dataclass(frozen=True)
 class TargetProblem:
-    """Why a target cannot be read or scaled. message: a sentence with the remedy."""
+    """Why a target cannot be read or scaled. message: a sentence with the remedy.
+
+    has_engines: whether its pods may be engines of the service all the same. Else they are those of another one, or of
+    none, or no Service can select them.
+    """
 
     reason: ConditionReason
     message: str
+    has_engines: bool = True
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,12 @@ def routed_selector(service_object: Object, targets: Mapping[str, TargetState], 
     """The selector of a target's pods as last read; before the first reading, that of an earlier process."""
     state = targets.get(role)
     return published_selector(service_object, role) if state is None else state.selector
+
+
+def is_unread(targets: Mapping[str, TargetState], role: str) -> bool:
+    """Whether nothing says which pods the engines of a target are now: what gateways have of them stays."""
+    state = targets.get(role)
+    return state is None or (state.problem is not None and state.problem.has_engines)
 
 
 def other_writer_of(targets: Mapping[str, TargetState]) -> str | None:
