@@ -44,12 +44,10 @@ def ingest(service: ServiceState, snapshot: ServiceSnapshot, spec: ScalingSpec, 
 def _update_settled_minute(
     tier: TierState, tier_snapshot: TierSnapshot, metrics: ServiceMetrics, spec: ScalingSpec, now_s: float
 ) -> None:
-    """Process preemptions and ITL of the last minute, if it was settled."""
+    """Process the ITL of the last minute, if it was settled."""
     ready, lagging = tier_snapshot.ready, metrics.tiers.get(tier.role, NO_TIER_METRICS).lagging
     if not tier.ends_settled_minute(ready, is_fully_ready(tier_snapshot), now_s):
         return
-    if not isinstance(lagging.preemptions_per_s, Unavailable):
-        tier.engines.update_preemptions(lagging.preemptions_per_s * LATENCY_WINDOW_S, metrics.arrivals)
     rejected = 0.0 if isinstance(metrics.rejected_share, Unavailable) else metrics.rejected_share
     rate_per_s = metrics.arrivals * (1.0 - rejected) / LATENCY_WINDOW_S / ready
     tier.update_itl(lagging.itl_s, None if spec.slo is None else spec.slo.itl_s, rate_per_s, now_s)
