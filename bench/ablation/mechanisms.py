@@ -156,7 +156,7 @@ _LIMITS: Final = (
     ),
     Mechanism(
         "itl-limit",
-        "Limits the load of a replica to one whose measured ITL meets its target.",
+        "Sizes for less load per replica where its measured ITL exceeds the target.",
         (Switch("autoscaling.itl_limit", "ItlLimit.correction", returning(1.0)),),
         ("autoscaling/itl_limit.py",),
     ),

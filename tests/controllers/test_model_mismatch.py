@@ -49,13 +49,6 @@ def test_fewer_slots_and_less_kv_than_announced() -> None:
     )
 
 
-def test_preemptions_with_less_kv_than_announced() -> None:
-    measured = limits_mismatches(MeasuredLimits(unpreempted_share=0.9), ANNOUNCED)
-    message = message_of(serve=replace(SIZED, limits_mismatches=measured))
-    assert message is not None
-    assert "the KV cache of an engine holds 360,000 tokens by its preemptions, announced 400,000 tokens" in message
-
-
 def test_longer_itl_than_its_target() -> None:
     limit = ItlLimit(0.7, itl_s=0.072, target_s=0.05)
     message = message_of(serve=replace(SIZED, capacity_correction=1.44, itl_limit=limit))

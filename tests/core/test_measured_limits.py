@@ -22,7 +22,6 @@ from plimsoll.core.engine_model.measured_limits import (
     EngineBatch,
     KvDeviation,
     MeasuredLimits,
-    count_preemptions,
     is_one_configuration,
     update_limits,
 )
@@ -190,35 +189,6 @@ def test_kv_limit_ends_once_a_full_one_is_seen() -> None:
     limits = update_limits(NO_MEASURED_LIMITS, filled(0.5), ANNOUNCED, NOW_S)
     assert learn(filled(0.5, readings=300, used=0.0), limits).kv_tokens < 60_000
     assert learn(filled(1.0, used=0.05), limits) == ANNOUNCED
-
-
-def preempted(minutes: int, start: MeasuredLimits = NO_MEASURED_LIMITS, preemptions: float = 10.0) -> MeasuredLimits:
-    for _ in range(minutes):
-        start = count_preemptions(start, preemptions, 240.0)
-    return start
-
-
-def test_kv_that_preemptions_contradict_is_lowered_until_they_stop() -> None:
-    assert preempted(1).apply(ANNOUNCED).kv_tokens == 95_000
-    assert preempted(3).apply(ANNOUNCED).kv_tokens == 86_000
-    assert preempted(1, preemptions=24.0).apply(ANNOUNCED).kv_tokens == 90_000
-    assert preempted(1, preemptions=1e6).apply(ANNOUNCED).kv_tokens == 75_000
-    assert preempted(1000).apply(ANNOUNCED).kv_tokens == 25_000
-    assert preempted(60, preempted(1), preemptions=0.0).apply(ANNOUNCED) == ANNOUNCED
-
-
-@pytest.mark.parametrize(("preemptions", "requests"), [(2.0, 1.0), (9.0, 1000.0), (0.0, 0.0)])
-def test_few_preemptions_lower_nothing(preemptions: float, requests: float) -> None:
-    assert count_preemptions(NO_MEASURED_LIMITS, preemptions, requests) == NO_MEASURED_LIMITS
-
-
-@pytest.mark.parametrize(("role", "kv_tokens"), [(Role.SERVE, 95_000), (Role.DECODE, 95_000), (Role.PREFILL, 100_000)])
-def test_preemptions_limit_the_tier_that_holds_kv(role: Role, kv_tokens: int) -> None:
-    tier = ServiceState.for_roles([role]).tiers[role]
-    tier.on_engine_info(engine_info())
-    tier.engines.update_preemptions(6.0, 240.0)
-    assert tier.engines.limits is not None
-    assert tier.engines.limits.kv_tokens == kv_tokens
 
 
 def test_minute_is_settled_with_the_same_replicas_ready() -> None:

@@ -12,6 +12,7 @@ from statistics import NormalDist
 
 import pytest
 
+from plimsoll.core.autoscaling.cadence import snapshot_counts
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LaggingSignals, TierDemand
 from plimsoll.core.autoscaling.rejection_feedback import (
@@ -195,6 +196,22 @@ def test_retry_backlog_sizes_for_full_uncertainty() -> None:
     alone, due = (one.forecast for one in found if isinstance(one, TierDemand))
     assert due.uncertainty == pytest.approx(NormalDist().inv_cdf(SLO.share) * due.level_error)
     assert alone.uncertainty == 0.0
+
+
+@pytest.mark.parametrize(("more_than_ready", "is_due"), [(0, False), (1, True)])
+def test_queue_at_the_engines_sizes_for_uncertainty_beyond_one_request_each(more_than_ready: int, is_due: bool) -> None:
+    fleet = settled()
+    count = fleet.replicas["serve"]
+    queue = TierMetrics(lagging=LaggingSignals(waiting=float(count + more_than_ready)))
+    said = replace(STEADY_METRICS, tiers={Role.SERVE: queue}, is_measured_at_engines=True)
+    observed = ServiceSnapshot(said, {"serve": TierSnapshot(count, count, (), fleet.about)})
+    found = demand_of(fleet, observed)["serve"]
+    assert isinstance(found, TierDemand)
+    assert (found.forecast.uncertainty > 0.0) is is_due
+    basis = fleet.service.basis
+    assert basis is not None
+    due = basis._replace(spec=fleet.scaling_spec, due_s=math.inf, counts=snapshot_counts(observed.tiers), carried={})
+    assert due.is_due(fleet.service.tiers, observed, fleet.scaling_spec, False, fleet.now_s) is is_due
 
 
 def test_queue_at_the_engines_is_work_where_no_gateway_rejects() -> None:

@@ -24,6 +24,15 @@ def test_stored_checkpoint_is_restored_completely() -> None:
     assert restored(STORED) == STORED
 
 
+def test_checkpoint_of_an_earlier_program_has_no_itl_limit_and_keeps_the_rest() -> None:
+    earlier = {name: part for name, part in STORED["tiers"]["serve"].items() if name != "itl_limit"}
+    no_limit = restored(None)["tiers"]["serve"]["itl_limit"]
+    assert restored(STORED | {"tiers": {"serve": earlier}}) == STORED | {
+        "tiers": {"serve": earlier | {"itl_limit": no_limit}}
+    }
+    assert len(earlier["limits"]["measured"]) == 11
+
+
 @pytest.mark.parametrize("part", ["scaling", "ttft_offset", "pauses", "retuning", "lengths", "noticed_classes"])
 def test_invalid_service_part_is_reset_alone(part: str) -> None:
     empty = restored(None)

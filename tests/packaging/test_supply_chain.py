@@ -23,6 +23,7 @@ CLUSTER = sorted((ROOT / "e2e" / "cluster").rglob("*Dockerfile"))
 # The local cluster's own base: made here of Debian's packages, or pulled by digest and then called this.
 LOCAL = {"debian:bookworm-slim": {"e2e/cluster/node/packages.Dockerfile", "e2e/cluster/registry/Dockerfile"}}
 RELEASE = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+VERSION: str = yaml.safe_load((ROOT / "charts/plimsoll/Chart.yaml").read_text())["version"]
 
 
 def requirements(lock: Path) -> dict[str, tuple[str, int]]:
@@ -133,15 +134,15 @@ def test_packaged_chart_has_the_images_of_the_release(tmp_path: Path) -> None:
     digest = "sha256:" + "0" * 64
     (tmp_path / "release" / "base-images.env").write_text(f"ENVOY=x:1@{digest}\n")
     path = os.pathsep.join([str(BIN), os.environ["PATH"]])
-    script = ["release/chart", "0.1.0", "example.com/plimsoll"]
+    script = ["release/chart", VERSION, "example.com/plimsoll"]
     subprocess.run(script, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, capture_output=True)
-    with tarfile.open(tmp_path / "dist" / "plimsoll-0.1.0.tgz") as archive:
+    with tarfile.open(tmp_path / "dist" / f"plimsoll-{VERSION}.tgz") as archive:
         file = archive.extractfile("plimsoll/values.yaml")
         assert file is not None
         packaged = yaml.safe_load(file.read())
     expected = yaml.safe_load((ROOT / "charts/plimsoll/values.yaml").read_text())
     expected["image"]["repository"] = "example.com/plimsoll/operator"
-    expected["engine"]["image"] = "example.com/plimsoll/engine-cuda:0.1.0"
+    expected["engine"]["image"] = f"example.com/plimsoll/engine-cuda:{VERSION}"
     expected["gateway"]["envoy"]["image"]["digest"] = digest
     assert packaged == expected
 
@@ -156,9 +157,18 @@ def test_release_notes_are_the_section_of_the_version(tmp_path: Path, version: s
     assert (tmp_path / "notes.md").read_text().split() == ([] if line is None else [line])
 
 
-@pytest.mark.parametrize("version", ["0.1.0", "0.1"])
-def test_release_check_names_the_file_without_the_version(version: str) -> None:
-    done = subprocess.run([ROOT / "release" / "check", version], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    named = "pyproject.toml" if version == "0.1" else "CHANGELOG.md"
-    assert done.stdout == f"{named} does not have version {version}\n"
+@pytest.mark.parametrize(
+    ("version", "changes", "missing"),
+    [("0", VERSION, "pyproject.toml"), (VERSION, "0", "CHANGELOG.md"), (VERSION, VERSION, None)],
+)
+def test_release_check_names_the_file_without_the_version(
+    tmp_path: Path, version: str, changes: str, missing: str | None
+) -> None:
+    for name in ("charts", "release"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "release" / "base-images.env").write_text("ENVOY=x:1@sha256:" + "0" * 64 + "\n")
+    (tmp_path / "CHANGELOG.md").write_text(f"## [{changes}]\n")
+    done = subprocess.run(["release/check", version], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if missing is None else 1), done.stderr
+    assert missing is None or done.stdout == f"{missing} does not have version {version}\n"

@@ -84,6 +84,16 @@ def test_ci_python_versions_start_at_required_version() -> None:
     assert all(isinstance(version, str) for version in versions), "3.10 without quotes is 3.1"
 
 
+def test_extended_tests_run_each_week_and_before_a_release() -> None:
+    called = {where for where, step in steps() if "test-all" in make_verbs(step.get("run", ""))}
+    assert called == {"extended.yml:test-all"}
+    extended = load(ROOT / ".github" / "workflows" / "extended.yml")
+    assert {"schedule", "workflow_call"} <= set(extended[True]), "YAML reads `on` as true"
+    jobs = load(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
+    assert jobs["extended"]["uses"] == "./.github/workflows/extended.yml"
+    assert "extended" in jobs["images"]["needs"]
+
+
 def test_hooks_are_local_and_name_existing_files() -> None:
     repos = load(HOOKS)["repos"]
     assert [repo["repo"] for repo in repos] == ["local"]

@@ -7,7 +7,7 @@ Idea: all services are sampled at each tick, which is cheap. A service is due fo
 
 - its demand exceeds what the replicas of its last sizing carry,
 - its spec, its SLO capacity, or its ordered or ready replicas have changed,
-- requests wait, retries are reserved, or more requests are rejected than before,
+- requests wait (without a gateway at the engines), retries are reserved, or more requests are rejected than before,
 - requests arrive and a tier has no replica,
 - the last decision is not settled: with the same load, the next tick could decide otherwise,
 - or DECISION_INTERVAL_S have passed. A hash of the service's key spreads these decisions over the interval.
@@ -25,6 +25,7 @@ from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierS
 from plimsoll.core.autoscaling.observations import SizingResult, TierDemand
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit, TierDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
+from plimsoll.core.autoscaling.sizing_requests import has_retry_backlog
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.demand import level_model
 from plimsoll.core.demand.demand_state import DemandState
@@ -56,7 +57,8 @@ class DecisionBasis(NamedTuple):
     """What a decision was made from. at_s: its time; due_s: time of the next one if nothing calls for it before.
 
     counts: ordered and ready replicas of each tier, and who else ordered them. carried: of the sized tiers.
-    rejected_share: of the last minute, 0.0 if unknown. has_retry_backlog: retries were reserved.
+    rejected_share: of the last minute, 0.0 if unknown. has_retry_backlog: retries were reserved, or
+    requests queued at engines without a gateway.
     """
 
     at_s: float
@@ -86,7 +88,7 @@ class DecisionBasis(NamedTuple):
             return True
         if is_idle is False and any([tier.replicas == 0 for tier in snapshot.tiers.values()]):
             return True
-        if _is_positive(metrics.queued) or _is_positive(metrics.reserved_work_s):
+        if _is_positive(metrics.queued) or has_retry_backlog(tiers, snapshot):
             return True
         if known_share(metrics.rejected_share) > self.rejected_share:
             return True

@@ -1,12 +1,13 @@
 """Sizings corrected by the rejections of the service (`rejection_feedback`) and by the ITL of a tier (`itl_limit`).
 
-Both say how much more is needed than the model computes. They do not add up, so the larger one counts.
+Both say how much more is needed than the model computes. They do not add up, so the one that needs more replicas
+counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot
@@ -61,20 +62,32 @@ def correct_sizings(
         feedback = RejectionSample(tier_rejected, snapshot.metrics.arrivals, 1.0 - slo.share, running, cv2)
         correction.update(required, tier_snapshot.ready, fully_ready, feedback, now_s)
         itl_limit = tiers[name].itl_limit
-        by_itl = itl_limit.correction(sizing.replica_work / sizing.request_gpu_s)
-        if by_itl > correction.factor:
-            corrected[name] = _within_itl(sizing, itl_limit, by_itl)
-        elif not correction.is_negligible:
-            counts = required, _fractional_replicas(sizing, sizing.scale_down_replicas)
-            replicas, scale_down_replicas = (math.ceil(count * correction.factor - 1e-9) for count in counts)
-            scale_down_replicas = max(replicas, scale_down_replicas)
-            corrected[name] = replace(
-                sizing,
-                replicas=replicas,
-                scale_down_replicas=scale_down_replicas,
-                capacity_correction=correction.factor,
-            )
+        by_itl = itl_limit.correction(sizing.replica_work / sizing.request_gpu_s, slo.itl_s, now_s)
+        candidates = [sizing]
+        if by_itl > 1.0:
+            candidates.append(_within_itl(sizing, itl_limit, by_itl))
+        if not correction.is_negligible:
+            candidates.append(_for_rejections(sizing, correction.factor))
+        corrected[name] = _larger(candidates)
     return corrected
+
+
+def _larger(sizings: Sequence[SizingResult]) -> SizingResult:
+    """Return the sizing with the most replicas, with the most of each count. Of equals the last."""
+    binding = max(reversed(sizings), key=lambda one: (one.replicas, one.scale_down_replicas))
+    return replace(binding, scale_down_replicas=max([one.scale_down_replicas for one in sizings]))
+
+
+def _for_rejections(sizing: SizingResult, factor: float) -> SizingResult:
+    """Return the sizing with so many times as many replicas."""
+    counts = [_fractional_replicas(sizing, count) for count in (sizing.replicas, sizing.scale_down_replicas)]
+    replicas, scale_down_replicas = (math.ceil(count * factor - 1e-9) for count in counts)
+    return replace(
+        sizing,
+        replicas=replicas,
+        scale_down_replicas=max(replicas, scale_down_replicas),
+        capacity_correction=factor,
+    )
 
 
 def _within_itl(sizing: SizingResult, limit: ItlLimit, correction: float) -> SizingResult:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NewType
 
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.itl_limit import MIN_COMPLETED
 from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
 from plimsoll.core.autoscaling.service_state import TICK_S, ServiceState, ServiceTick
+from plimsoll.core.autoscaling.sizing_requests import waiting_at_engines
 from plimsoll.core.autoscaling.snapshot_signals import NO_TIER_METRICS, is_fully_ready
 from plimsoll.core.autoscaling.startup_models import select_variant
 from plimsoll.core.autoscaling.tier_engines import TierEngines, without_kv_posting
@@ -44,15 +46,14 @@ def ingest(service: ServiceState, snapshot: ServiceSnapshot, spec: ScalingSpec, 
 def _update_settled_minute(
     tier: TierState, tier_snapshot: TierSnapshot, metrics: ServiceMetrics, spec: ScalingSpec, now_s: float
 ) -> None:
-    """Process preemptions and ITL of the last minute, if it was settled."""
-    ready, lagging = tier_snapshot.ready, metrics.tiers.get(tier.role, NO_TIER_METRICS).lagging
+    """Process the ITL of the last minute, if it was settled."""
+    ready, found = tier_snapshot.ready, metrics.tiers.get(tier.role, NO_TIER_METRICS)
     if not tier.ends_settled_minute(ready, is_fully_ready(tier_snapshot), now_s):
         return
-    if not isinstance(lagging.preemptions_per_s, Unavailable):
-        tier.engines.update_preemptions(lagging.preemptions_per_s * LATENCY_WINDOW_S, metrics.arrivals)
-    rejected = 0.0 if isinstance(metrics.rejected_share, Unavailable) else metrics.rejected_share
-    rate_per_s = metrics.arrivals * (1.0 - rejected) / LATENCY_WINDOW_S / ready
-    tier.update_itl(lagging.itl_s, None if spec.slo is None else spec.slo.itl_s, rate_per_s, now_s)
+    is_queued = waiting_at_engines(metrics, tier.role) > ready  # what completes is then less than the load
+    if not is_queued and found.completed >= MIN_COMPLETED:
+        rate_per_s = found.completed / LATENCY_WINDOW_S / ready
+        tier.update_itl(found.lagging.itl_s, None if spec.slo is None else spec.slo.itl_s, rate_per_s, now_s)
 
 
 def _update_engines(

@@ -1,4 +1,4 @@
-"""Load of a replica at which its measured inter-token latency (ITL) meets the target.
+"""Load of a replica for which a tier is sized, so that its measured inter-token latency (ITL) meets the target.
 
 Problem: the model computes ITL from step times and from the chunks that the engine announced. Where the gaps are
 longer, no request is rejected and no first token is late, so nothing else shows that the tier is short.
@@ -16,6 +16,7 @@ from plimsoll.core.codec import Number
 
 _NOISE: Final = 1.05  # measured over target that a percentile of one minute reaches by chance
 _STEP: Final = (1.1, 2.0)  # least and most by which one minute lowers the load
+MIN_COMPLETED: Final = 20.0  # requests of a tier in the minute: the percentile of fewer is chance
 MAX_CORRECTION: Final = 4.0  # of the replicas that the model computes
 _MAX_AGE_S: Final = 7200.0  # of the last minute above the target
 
@@ -30,9 +31,17 @@ class ItlLimit(NamedTuple):
     target_s: Annotated[float, Number(0.0, 1e6, digits=6)] = 0.0
     at_s: Annotated[float, Number(0.0, 1e11)] = 0.0
 
-    def correction(self, capacity_per_s: float) -> float:
-        """Return the SLO capacity of a replica, requests/s, over this limit; 1 to MAX_CORRECTION."""
-        return min(max(1.0, capacity_per_s / self.rate_per_s), MAX_CORRECTION) if self.rate_per_s > 0.0 else 1.0
+    def is_current(self, target_s: float | None, now_s: float) -> bool:
+        """Whether it is of the present target, and not too old."""
+        return target_s == self.target_s and abs(now_s - self.at_s) <= _MAX_AGE_S
+
+    def correction(self, capacity_per_s: float, target_s: float | None, now_s: float) -> float:
+        """Return the SLO capacity of a replica, requests/s, over this limit; 1 to MAX_CORRECTION. target_s: the present
+        target.
+        """
+        if self.rate_per_s <= 0.0 or not self.is_current(target_s, now_s):
+            return 1.0
+        return min(max(1.0, capacity_per_s / self.rate_per_s), MAX_CORRECTION)
 
 
 NO_ITL_LIMIT: Final = ItlLimit()
@@ -42,7 +51,7 @@ def update_itl_limit(
     limit: ItlLimit, measured_s: float, target_s: float | None, rate_per_s: float, now_s: float
 ) -> ItlLimit:
     """Return the limit after a settled minute. measured_s: its ITL. rate_per_s: of one replica."""
-    if target_s is None or target_s != limit.target_s or abs(now_s - limit.at_s) > _MAX_AGE_S:
+    if not limit.is_current(target_s, now_s):
         limit = NO_ITL_LIMIT
     if target_s is None or rate_per_s <= 0.0:
         return limit

@@ -24,9 +24,8 @@ def limits_mismatches(measured: MeasuredLimits, announced: EngineLimits | None) 
         )
         found.append(Mismatch(evidence, "Check --max-num-seqs of the engine"))
     if limits.kv_tokens < announced.kv_tokens:
-        cause = "its use" if measured.kv_share < 1.0 else "its preemptions"
         evidence = (
-            f"the KV cache of an engine holds {limits.kv_tokens:,} tokens by {cause}, "
+            f"the KV cache of an engine holds {limits.kv_tokens:,} tokens by its use, "
             f"announced {announced.kv_tokens:,} tokens"
         )
         found.append(Mismatch(evidence, "Check what else uses the memory of its GPUs"))

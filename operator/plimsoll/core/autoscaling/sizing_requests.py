@@ -88,6 +88,18 @@ def retry_gpu_s(tiers: Mapping[str, TierState], name: str, metrics: ServiceMetri
     )
 
 
+def has_retry_backlog(tiers: Mapping[str, TierState], snapshot: ServiceSnapshot) -> bool:
+    """Whether clients come back on top of the level: retries are reserved. Without a gateway, whether more than one
+    request waits at each ready engine, since one may wait for the next step.
+    """
+    metrics = snapshot.metrics
+    if metrics.is_measured_at_engines:
+        name = client_tier(tiers)
+        tier = snapshot.tiers.get(name)
+        return waiting_at_engines(metrics, tiers[name].role) > (0 if tier is None else tier.ready)
+    return not isinstance(metrics.reserved_work_s, Unavailable) and metrics.reserved_work_s > 0.0
+
+
 def waiting_at_engines(metrics: ServiceMetrics, role: Role) -> float:
     """Return the requests that wait at the engines of a tier; 0 while that is not known."""
     tier = metrics.tiers.get(role)

@@ -11,7 +11,7 @@ from plimsoll.core.autoscaling.decision_cache import CachedTier
 from plimsoll.core.autoscaling.ingest import IngestedService
 from plimsoll.core.autoscaling.observations import TierDemand
 from plimsoll.core.autoscaling.service_state import ServiceTick
-from plimsoll.core.autoscaling.sizing_requests import retry_gpu_s
+from plimsoll.core.autoscaling.sizing_requests import has_retry_backlog
 from plimsoll.core.autoscaling.snapshot_signals import plausible_rate
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.demand.batched_observe import observe_all
@@ -27,7 +27,7 @@ ObservedService = NewType("ObservedService", ServiceTick)  # its demand has the 
 
 
 class ServiceDemand(NamedTuple):
-    """Forecasts of one service. has_retry_backlog: retries are reserved."""
+    """Forecasts of one service. has_retry_backlog: as `sizing_requests.has_retry_backlog`."""
 
     tiers: Mapping[str, TierDemand | Unavailable]
     has_retry_backlog: bool
@@ -67,7 +67,7 @@ def _samples(service: IngestedService) -> Iterator[tuple[TierState, float, float
 def service_demand(service: ObservedService) -> ServiceDemand:
     """Return the forecast of each tier for its start-up time, including the last sample."""
     state, snapshot, spec, now_s = service
-    retries_due = retry_gpu_s(state.tiers, state.client_tier, snapshot.metrics) > 0.0
+    retries_due = has_retry_backlog(state.tiers, snapshot)
     tiers = {
         name: _tier_demand(
             tier, spec.slo, state.workload, state.horizon_s(name, spec), retries_due, state.cache.of(name), now_s

@@ -24,7 +24,6 @@ from plimsoll.core.engine_model.measured_limits import (
     NO_MEASURED_LIMITS,
     EngineBatch,
     MeasuredLimits,
-    count_preemptions,
     is_one_configuration,
     update_limits,
 )
@@ -112,15 +111,8 @@ class TierEngines:
             return
         if self.role is Role.PREFILL or not batches:
             return
-        self._apply_limits(update_limits(self.measured_limits, batches, self.announced, now_s), self.announced)
-
-    def update_preemptions(self, preemptions: float, requests: float) -> None:
-        """Update the limits with the preemptions and requests of a settled minute."""
-        if self.announced is not None and self.limits is not None and self.role is not Role.PREFILL:
-            self._apply_limits(count_preemptions(self.measured_limits, preemptions, requests), self.announced)
-
-    def _apply_limits(self, measured: MeasuredLimits, announced: EngineLimits) -> None:
-        self.measured_limits, limits = measured, measured.apply(announced)
+        self.measured_limits = update_limits(self.measured_limits, batches, self.announced, now_s)
+        limits = self.measured_limits.apply(self.announced)
         if limits != self.limits:
             self.limits = limits
 

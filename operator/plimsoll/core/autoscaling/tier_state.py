@@ -13,9 +13,10 @@ from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_models import StartupModels
 from plimsoll.core.autoscaling.startup_time import StartupModel, startup_prior
-from plimsoll.core.autoscaling.tier_engines import TierEngines
+from plimsoll.core.autoscaling.tier_engines import TierEngines, announced_limits
 from plimsoll.core.capacity.sizing import Infeasible
 from plimsoll.core.demand.demand_state import DemandState, rescale
+from plimsoll.core.engine_model.measured_limits import is_one_configuration
 from plimsoll.core.ports import EngineInfo
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
@@ -73,8 +74,12 @@ class TierState:
 
     def on_engine_info(self, engine_info: EngineInfo) -> None:
         """Process an engine's report."""
+        former = self.engines.announced
         if self.engines.on_engine_info(engine_info):
             self.capacity_state.expire()
+            self.itl_limit = NO_ITL_LIMIT
+        if former is not None and not is_one_configuration((former, announced_limits(engine_info))):
+            self.itl_limit = NO_ITL_LIMIT
 
     def ends_settled_minute(self, ready: int, is_fully_ready: bool, now_s: float) -> bool:
         """Whether this tick ends a minute in which all ordered replicas were ready, and as many as now."""

@@ -5,9 +5,9 @@ able to see what the figure consists of.
 
 Idea: the forecast is the sum of five parts. Level. Trend, and the seasonal growth beyond the trend. Burst: the
 prediction times the factor by which own growth exceeded predictions, up to the bound of past level shifts. Uncertainty:
-the error of the level, only while rejected clients have reservations: their retries come on top of the level. Work is a
-rate here. The sizing already covers random variation within a minute, so the forecast does not add it again. The sum
-never falls as quantile, horizon or load rise.
+the error of the level, only while rejected clients have reservations, or requests queue at engines without a gateway:
+these come on top of the level. Work is a rate here. The sizing already covers random variation within a minute, so the
+forecast does not add it again. The sum never falls as quantile, horizon or load rise.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def forecast(
     """Upper quantile of the largest work over [now, now + horizon].
 
     horizon_s: 0 or more; the age of the last sample is added. quantile: in (0, 1). retries_due: rejected clients have
-    reservations, so the error of the level counts. Returns `Unavailable` without a sample in the last
-    MAX_SAMPLE_AGE_S. Raises ValueError for arguments out of range.
+    reservations, or requests queue at engines without a gateway, so the level's error counts. Returns `Unavailable`
+    without a sample in the last MAX_SAMPLE_AGE_S. Raises ValueError for arguments out of range.
     """
     if not 0.0 <= horizon_s < math.inf or not 0.0 < quantile < 1.0 or not math.isfinite(now_s):
         raise ValueError(f"no forecast for now {now_s}, a horizon of {horizon_s} s and the quantile {quantile}")

@@ -13,10 +13,6 @@ requests, which the counters never take away, shared prefixes, prompts in progre
 load, the capacity lies between the slopes of the two regressions, of each quantity on the other (Frisch 1934). The
 larger slope counts, so errors can hide a small cache but not show one. The limit ends when that slope is not small.
 
-Preemptions show a KV cache that is used beyond its size, whatever the cause. Each minute in which more than a few of
-the requests are preempted lowers what is usable, and each other one raises it a little, so it stays near the size at
-which they stop.
-
 The most that ever ran, and a limit by it, also end without evidence for two hours: gateways send no more than a limit
 allows, so it would never be contradicted, and one reading in error would hide all limits below it. An engine that is
 busy with long prompts can look like one with few places, so the limit is at least an eighth of what was announced.
@@ -45,10 +41,6 @@ _MIN_AGREEMENT: Final = 0.6  # smaller slope over the larger: below it, errors p
 _MIN_DIFFERENCE: Final = 0.2  # of the announced KV cache
 _MIN_CHANGE: Final = 0.05  # of the share, so that noise changes no capacity
 _LEAST_KV_SHARE: Final = 0.25
-_MIN_PREEMPTIONS: Final = 3.0  # in a minute
-_PREEMPTED_SHARE: Final = 0.01  # of the requests: the projection of the KV cache allows fewer
-_LOWERED: Final = (0.05, 0.25)  # least and most of the usable KV cache, for a minute with more
-_RECOVERY_FACTOR: Final = 1.001  # for a minute with fewer: one step is regained in 50 minutes
 _LEAST_SLOT_SHARE: Final = 0.125
 _MAX_AGE_S: Final = 7200.0  # of the most running sequences, if no reading confirms them
 _SAME_KV: Final = 0.05  # engines of one configuration find KV caches that differ by less
@@ -91,7 +83,7 @@ class MeasuredLimits(NamedTuple):
     reading of `most_running`, seconds since the epoch.
     readings: number of readings of deviations, decaying. tokens, used, tokens_squared, used_squared, tokens_used: sums
     over them of deviations, tokens as shares of the announced KV cache, and of their products. kv_share: size of the KV
-    cache over what was announced. unpreempted_share: share of that at which preemptions stop.
+    cache over what was announced.
     """
 
     most_running: _Count = 0.0
@@ -105,7 +97,6 @@ class MeasuredLimits(NamedTuple):
     used_squared: _Count = 0.0
     tokens_used: _Sum = 0.0
     kv_share: Annotated[float, Number(_LEAST_KV_SHARE, 1.0, digits=4)] = 1.0
-    unpreempted_share: Annotated[float, Number(_LEAST_KV_SHARE, 1.0, digits=6)] = 1.0
 
     @property
     def max_sequences(self) -> float:
@@ -117,8 +108,7 @@ class MeasuredLimits(NamedTuple):
         """Return the announced limits, or smaller ones where measured."""
         measured = max(self.max_sequences, _LEAST_SLOT_SHARE * announced.max_sequences)
         slots = max(1, int(min(measured, announced.max_sequences)))
-        kv_share = max(self.kv_share * round(self.unpreempted_share, 2), _LEAST_KV_SHARE)
-        kv_tokens = max(1, int(announced.kv_tokens * kv_share))
+        kv_tokens = max(1, int(announced.kv_tokens * self.kv_share))
         if (slots, kv_tokens) == (announced.max_sequences, announced.kv_tokens):
             return announced
         return replace(announced, max_sequences=slots, kv_tokens=kv_tokens)
@@ -140,15 +130,6 @@ def update_limits(
         if batch.running <= announced.max_sequences:  # more are the sum of several engines, or an error
             limits = _count_kv(limits, batch.kv_deviation, announced.kv_tokens)
     return limits._replace(kv_share=_kv_share(limits))
-
-
-def count_preemptions(limits: MeasuredLimits, preemptions: float, requests: float) -> MeasuredLimits:
-    """Return the limits after a minute with so many preemptions and new requests in the tier."""
-    factor = _RECOVERY_FACTOR
-    if preemptions >= max(_MIN_PREEMPTIONS, _PREEMPTED_SHARE * requests):
-        factor = 1.0 - min(max(preemptions / max(requests, 1.0), _LOWERED[0]), _LOWERED[1])
-    share = limits.unpreempted_share * factor
-    return limits._replace(unpreempted_share=min(max(share, _LEAST_KV_SHARE), 1.0))
 
 
 def is_one_configuration(announced: Collection[EngineLimits]) -> bool:
