@@ -25,6 +25,7 @@ from plimsoll.core.autoscaling.admission_publisher import AdmissionPublisher
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.itl_limit import ItlLimit
 from plimsoll.core.autoscaling.observations import LaggingSignals, ServiceObservation, TierObservation
 from plimsoll.core.autoscaling.rejection_feedback import CapacityCorrection, RejectionSample
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy
@@ -222,7 +223,7 @@ def corrected() -> Any:
 
 
 def retries() -> object:
-    snapshot: Any = SimpleNamespace(metrics=SimpleNamespace(reserved_work_s=50.0))
+    snapshot: Any = SimpleNamespace(metrics=SimpleNamespace(reserved_work_s=50.0, is_measured_at_engines=False))
     spec: Any = SimpleNamespace(slo=None)
     capacity: Any = SimpleNamespace(request_gpu_s=0.1)
     tiers, forecast = {"serve": TierState.for_role(Role.SERVE)}, make_forecast(1.0).forecast
@@ -342,6 +343,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "pessimism": lambda: tier_with_model().engines.model,
     "tpot-tail": tail_scales,
     "arrival-dispersion": dispersion,
+    "itl-limit": lambda: ItlLimit(2.0, 0.06, 0.05, 100.0).correction(4.0, 0.05, 101.0),
     "windowed-slo": lambda: slo_capacity_per_s(stack_profiles([build_profile(SERVE)]), 2.0).tolist(),
     "recent-outputs": lambda: lengths()._recent_output_factor(1.0, CHAT),
     "mix-shift": shifted_mix,

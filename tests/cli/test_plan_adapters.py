@@ -29,6 +29,10 @@ def test_plan_adapters_take_memory_of_the_kv_cache(capsys: pytest.CaptureFixture
     [
         (["--model", "Qwen3-8B", "--max-loras", "0"], "--max-loras: 0 must be from 1 to 256"),
         (["--model", "Qwen3-8B", "--max-lora-rank", "8"], "--max-lora-rank needs --max-loras"),
+        (
+            ["--model", "Qwen3-8B", "--max-loras", "4", "--max-lora-rank", "9"],
+            "--max-lora-rank: 9 must be one of 8, 16,",
+        ),
         (["--model", "Qwen3-30B-A3B", "--max-loras", "4"], "mixture of experts"),
         (["--model", "Llama-3.1-8B", "--max-loras", "256", "--max-lora-rank", "512"], "256 adapters of rank 512"),
     ],

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube_client import LEADERWORKERSETS, PODDISRUPTIONBUDGETS, PODS
+from plimsoll.adapters.kube_client import LEADERWORKERSETS, PODDISRUPTIONBUDGETS, PODS, SERVICES
 from plimsoll.api import labels
 from plimsoll.controllers.leader_worker_sets import KIND_MISSING, LeaderWorkerSetWatches
 from plimsoll.controllers.object_cache import Key, ObjectCache, role_of
 from plimsoll.controllers.replicas_owner import replicas_set_by
 from plimsoll.core.errors import ClusterError, ObjectRejected
-from plimsoll.gateway.watch_cache import WATCHED_RESOURCES
 from tests.apiserver import ROOT, ApiServer
 from tests.controllers.conftest import ControllerHarness, OperatorParts
 from tests.controllers.pod_groups import make_groups, pods_of, set_conditions
@@ -211,11 +210,14 @@ async def test_nodes_cannot_change(served: ControllerHarness, nodes: int) -> Non
         await served.edit(service)
 
 
-async def test_gateway_watch_lists_no_worker(served: ControllerHarness) -> None:
+async def test_service_of_a_tier_selects_no_worker(served: ControllerHarness) -> None:
+    """Gateways find engines in its EndpointSlices."""
     await create(served)
     await served.reconcile_once("chat")
     await make_groups(served.kube, served.namespace, "chat-serve")
-    listed, _ = await served.kube.list(PODS, served.namespace, dict(WATCHED_RESOURCES)[PODS])
+    service = await served.kube.get(SERVICES, served.namespace, "chat-serve")
+    selector = ",".join(f"{name}={value}" for name, value in service["spec"]["selector"].items())
+    listed, _ = await served.kube.list(PODS, served.namespace, selector)
     assert [one["metadata"]["name"] for one in listed] == ["chat-serve-0"]
 
 

@@ -28,7 +28,8 @@ def test_rights_come_from_rendered_bindings() -> None:
     objects = render()
     assert accounts(objects) == USERS
     found = rights(objects)
-    assert Right("gateway", "watch", "pods") in found
+    assert Right("gateway", "watch", "endpointslices.discovery.k8s.io") in found
+    assert Right("gateway", "watch", "pods") not in found
     assert Right("operator", "patch", "inferenceservices/status.plimsoll.dev") in found
     assert Right("operator", "update", LEASES, "plimsoll-operator", "plimsoll-system") in found
     assert Right("operator", "get", "secrets") not in found

@@ -27,7 +27,7 @@ COPY = ROOT / "engine-image/launcher/vllm.py"
 OTHER_ENGINES = [
     HOME.with_name(name) for name in ("llama_cpp.py", "sglang.py", "tensorrt_llm.py", "tgi.py")
 ]  # with flags of the same names
-OWN_OPTIONS = {"--model"}  # an option of `plimsoll plan` has the same name
+OWN_OPTIONS = {"--model", "--max-loras", "--max-lora-rank"}  # options of `plimsoll plan` have the same names
 FLAGS = {value for name, value in vars(vllm).items() if isinstance(value, str) and value.startswith("--")}
 
 COUNTS = [

@@ -139,6 +139,14 @@ def test_engine_that_refuses_is_let_go_until_another_has_its_address() -> None:
     assert catalog.set([service()], [going(uid="another")]).services["team/chat"].serving_endpoints
 
 
+def test_late_answer_of_an_engine_that_is_gone_marks_no_other_one() -> None:
+    catalog = CatalogOfPods()
+    catalog.set([service()], [going()])
+    catalog.set([service()], [])
+    catalog.builder.mark_refusing(LEAVING)
+    assert catalog.set([service()], [going(uid="another")]).services["team/chat"].serving_endpoints
+
+
 def test_last_engine_is_routable_until_envoy_knows_its_successor() -> None:
     known = build_catalog([service()], [going(), pod("10.0.0.2:8000")])
     routable = RoutableCatalog()

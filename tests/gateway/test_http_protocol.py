@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from plimsoll.gateway.http1 import CHUNKED_END, HttpRequest, chunk, chunked_head, response
 from plimsoll.gateway.loop_turns import TURN_SECONDS, LoopTurns
 from plimsoll.gateway.server import HttpProtocol
@@ -17,7 +19,10 @@ class FakeTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
-        self.closed = self.paused = False
+        self.closed = self.paused = self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def close(self) -> None:
         self.closed = True
@@ -197,3 +202,20 @@ async def test_lost_connection_takes_no_turn() -> None:
     lost.connection_lost(None)
     await asyncio.sleep(0)
     assert (work.handled, wire.written) == (2, b"")
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+async def test_failed_work_ends_its_connection_alone(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: bytes) -> None:
+        raise MemoryError
+
+    work = Work()
+    for _ in range(2 * turn):
+        work.connect()[0].data_received(CHECK_REQUEST)
+    (failing, wire), (other, other_wire) = work.connect(), work.connect()
+    monkeypatch.setattr(failing, "_read", fail)
+    failing.data_received(CHECK_REQUEST)
+    other.data_received(CHECK_REQUEST)
+    await asyncio.sleep(0)
+    assert (wire.aborted, wire.written) == (True, b"")
+    assert (other_wire.aborted, bool(other_wire.written)) == (False, True)

@@ -290,3 +290,15 @@ def test_image_program_does_nothing_in_a_child_process(tmp_path: Path) -> None:
     assert "usage: plimsoll" in as_main.stdout
     as_child = f"import runpy; runpy.run_path({str(program)!r}, run_name='__mp_main__')"
     assert subprocess.run([sys.executable, "-c", as_child, "--help"], capture_output=True, check=True).stdout == b""
+
+
+async def test_body_is_rejected_when_no_process_can_be_started(
+    worker: ParseWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError("Cannot allocate memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(worker, "start", fail)
+        assert await worker.parse(body(), CHAT_ROUTE, "a") == parse_worker.BUSY_REJECTION
+    assert isinstance(await worker.parse(body(), CHAT_ROUTE, "a"), ParsedRequest)

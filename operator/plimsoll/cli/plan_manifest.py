@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
-from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_LORA_RANK
+from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_LORA_RANK, LoraRank
 from plimsoll.core.engine_model.roofline import ACCELERATORS, LoraSlots
 from plimsoll.core.planning.engine_tuning import EngineHardware, TunedArgument, tune_engine
 from plimsoll.core.planning.fleet_plan import FleetPlan
@@ -25,6 +25,8 @@ def lora_slots(arguments: argparse.Namespace) -> LoraSlots | None:
         return None
     if not 1 <= loras <= MAX_ADAPTERS:
         raise BadInput(f"--max-loras: {loras} must be from 1 to {MAX_ADAPTERS}")
+    if rank is not None and rank not in get_args(LoraRank):
+        raise BadInput(f"--max-lora-rank: {rank} must be one of {', '.join(map(str, get_args(LoraRank)))}")
     return LoraSlots(loras, rank or DEFAULT_MAX_LORA_RANK)
 
 

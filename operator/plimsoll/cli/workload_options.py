@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import get_args
 
-from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_LORA_RANK, LoraRank
 from plimsoll.engines import vllm
 
 
@@ -91,8 +89,8 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     add_argument(
         "--max-lora-rank",
         type=int,
-        choices=get_args(LoraRank),
-        help=f"highest rank of an adapter (default: {DEFAULT_MAX_LORA_RANK})",
+        metavar="N",
+        help="highest rank of an adapter: 8, 16, 32, 64, 128, 256, 320 or 512 (default: 16)",
     )
     add_argument("--ttft", metavar="T", help="TTFT target, such as 500ms")
     add_argument("--ttft-per-k-token", metavar="T", help="time added to the TTFT target per 1,000 prompt tokens")
