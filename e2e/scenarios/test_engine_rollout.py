@@ -33,7 +33,7 @@ def _is_up(pod: Object) -> bool:
     return is_true(pod, "Ready") or "deletionTimestamp" in pod["metadata"]
 
 
-def test_engine_rollout_stops_at_a_bad_image_and_goes_on_in_order(
+def test_engine_rollout_stops_at_a_bad_image_and_goes_on(
     service: Callable[[str], Service], cluster: Cluster, namespace: str
 ) -> None:
     def prompts(n: int) -> Prompt:

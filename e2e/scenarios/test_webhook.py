@@ -71,7 +71,7 @@ def test_apply_of_claimed_name_is_refused(solo: Service, service: Callable[[str]
 
 
 @pytest.mark.usefixtures("webhook")
-def test_apply_of_circle_is_refused_and_missing_fallback_warned_of(
+def test_circle_is_refused_and_a_missing_fallback_is_warned_of(
     service: Callable[[str], Service], cluster: Cluster
 ) -> None:
     namespace = service("first").namespace

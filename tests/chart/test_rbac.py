@@ -198,7 +198,7 @@ def test_rbac_service_accounts_can_be_external() -> None:
     assert subjects(objects, "ClusterRoleBinding", "plimsoll-operator") == [(NAMESPACE, "theirs")]
 
 
-def test_values_of_an_earlier_chart_without_targets_are_as_by_default() -> None:
+def test_values_of_an_earlier_chart_have_default_targets() -> None:
     """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
     assert render({"targets": None}) == render()
     assert render({"targets": {"resources": []}}) != render()

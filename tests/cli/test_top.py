@@ -73,7 +73,7 @@ async def test_top_reads_a_bounded_number_of_documents() -> None:
     assert found[-1] == "figures of the first 100 of 150 services; choose a namespace with -n"
 
 
-async def test_top_many_services_without_permission_name_the_permission() -> None:
+async def test_top_names_the_missing_permission_of_many_services() -> None:
     many = {"items": [builders.service(f"s{number}") for number in range(150)]}
     found = await top_lines(fake_kube.FakeKube({fake_kube.services("team"): many}), "team", "plimsoll-system", PIPE)
     assert found[-1].startswith("no figures of the operator")

@@ -93,7 +93,7 @@ def test_reason_why_a_pod_leaves_is_published(reason: str, meta: Object, state: 
     assert found.pods == ({} if state is None else {"uid-chat-serve-a-11111": state})
 
 
-def test_pods_of_an_earlier_service_and_unplaced_roles_are_published() -> None:
+def test_earlier_pods_and_unplaced_roles_are_published() -> None:
     waiting = engine("chat-serve-a-11111")
     waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False"}]
     worker = engine("chat-serve-0-1")

@@ -264,7 +264,7 @@ async def test_deleted_terminating_or_addressless_pods_are_not_polled(world: Wor
     assert world.engines.engine_info("team", gone["metadata"]["name"]) is None
 
 
-async def test_pod_of_same_name_in_other_namespace_says_nothing_of_engine(world: World) -> None:
+async def test_pod_of_the_same_name_elsewhere_says_nothing(world: World) -> None:
     world.pod(1)
     ready = [{"type": "Ready", "status": "True"}]
     ghost = {"metadata": {"namespace": "other", "name": "ghost"}}

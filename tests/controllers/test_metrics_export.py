@@ -224,7 +224,7 @@ def test_token_ratio_has_a_series_once_it_differs(monkeypatch: pytest.MonkeyPatc
     assert value(metric, service="team/far", kind="image") is None
 
 
-def test_draft_acceptance_is_in_metric_and_status_while_engines_draft() -> None:
+def test_draft_acceptance_is_in_metric_and_status() -> None:
     metric, labels = "plimsoll_autoscaler_draft_acceptance_ratio", {"service": "team/guess", "tier": "serve"}
     found, key = loaded_world("guess", **PROMISED), ("team", "guess")
     assert value(metric, **labels) is None

@@ -217,7 +217,7 @@ def test_plan_former_generation_returns_to_its_stored_templates() -> None:
     assert (back.templates, back.desired) == ((), before.desired)
 
 
-def test_plan_third_generation_keeps_the_templates_in_use_meanwhile() -> None:
+def test_plan_third_generation_keeps_templates_in_use() -> None:
     before = planned(service_named("chat"))
     turn = planned(service_named("chat"), *stored(before), image=NEW, generation=1, has_turn=True)
     children = {one["metadata"]["name"]: one for one in (*stored(before), *stored(turn))}

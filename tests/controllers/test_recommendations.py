@@ -142,7 +142,7 @@ def test_list_is_built_once_a_second() -> None:
     assert calls == [1000.0, 1001.0, 501.0]
 
 
-def test_service_without_replicas_is_recommended_one_at_a_request() -> None:
+def test_request_without_replicas_recommends_one() -> None:
     """From zero: nothing but the arrival is known, since no engine has run yet."""
     fleet = Fleet(
         scaling_spec(mode=ScalingMode.RECOMMEND, tiers={"serve": TierPolicy(0, 9)}), about=None, arrives=False

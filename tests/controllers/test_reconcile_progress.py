@@ -44,7 +44,7 @@ def test_lists_have_their_time_before_they_are_a_problem() -> None:
     assert leader.progress.problems() == ReconcileProblems()
 
 
-def test_reconciles_that_never_end_are_a_problem_and_old_work_is_none() -> None:
+def test_only_reconciles_that_never_end_are_a_problem() -> None:
     leader = Leader()
     leader.unsynced.clear()
     leader.ages.age_s = 10 * MAX_STALLED_S  # a slow API server: others end

@@ -240,7 +240,7 @@ async def test_service_of_an_unread_target_stays(changed: str) -> None:
     assert fleet.services == []
 
 
-async def test_restarted_operator_keeps_the_published_engines_of_a_target_until_it_reads() -> None:
+async def test_restarted_operator_keeps_engines_of_an_unread_target() -> None:
     fleet = routed(AdoptedFleet(**PORT))
     fleet.spec["template"]["spec"]["containers"][0]["args"] = ["--max-model-len=4096"]
     await fleet.run(2)

@@ -168,7 +168,7 @@ def test_slo_condition_never_contradicts_figures(late: float, slow: float | None
     seconds=st.floats(0.001, 2.0),
     previous=st.none() | st.sampled_from(("40ms", "50ms", "53ms", "480ms", "500ms", "550ms", "2s")),
 )
-def test_slo_percentile_is_on_the_side_of_the_target_that_the_share_says(
+def test_slo_percentile_and_share_agree_on_the_target(
     late: float, slow: float, seconds: float, previous: str | None
 ) -> None:
     """The percentile is interpolated, rounded and kept while it moves little; the share of requests is counted."""

@@ -109,7 +109,7 @@ def test_rolling_tier_counts_ready_pods_of_the_new_revision() -> None:
     assert found[ConditionType.RECONCILING].message == "decode: 2 ready, 1 desired, 1 at the new revision"
 
 
-def test_rejected_pods_of_a_change_are_reported_beside_the_ready_old_one() -> None:
+def test_rejected_pods_are_reported_with_the_ready_old_one() -> None:
     """The revision label lacks fields such as priorityClassName: the old pod passes for a current one."""
     words = 'pods "chat-decode-2-" is forbidden: no PriorityClass with name nope was found'
     failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": words}

@@ -146,7 +146,7 @@ async def test_recreated_target_has_no_later_writer() -> None:
     assert fleet.condition("ScalingInactive")[0] == ""
 
 
-async def test_former_target_is_not_written_after_the_spec_names_another() -> None:
+async def test_former_target_is_not_written_any_more() -> None:
     fleet = AdoptedFleet(rate=40.0, **AUTO)
     await fleet.run(2)
     assert set(fleet.targets.states(KEY)) == {"serve"}

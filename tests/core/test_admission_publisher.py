@@ -104,7 +104,7 @@ def published_after_startups(tier: TierSnapshot) -> tuple[Fleet, AdmissionLimits
     return fleet, keeper.published
 
 
-def test_publish_startup_that_a_request_begins_has_its_median_time() -> None:
+def test_publish_startup_begun_by_a_request_has_median_time() -> None:
     """As that of a pod that has begun. With a higher quantile, gateways reject who would most likely be served."""
     fleet, published = published_after_startups(TierSnapshot(9, 0))
     model = fleet.service.tiers["serve"].startup_model
@@ -112,7 +112,7 @@ def test_publish_startup_that_a_request_begins_has_its_median_time() -> None:
     assert published.startup_s < 0.8 * model.horizon_s
 
 
-def test_publish_ordered_replica_without_pod_is_expected_after_the_median() -> None:
+def test_publish_expects_ordered_replica_after_the_median() -> None:
     """As before the order, and as once its pod starts: in between, nobody is rejected who would be served."""
     fleet, published = published_after_startups(TierSnapshot(0, 0))
     model = fleet.service.tiers["serve"].startup_model

@@ -252,7 +252,7 @@ def test_two_gateways_fill_replica_like_one() -> None:
     assert halves == pytest.approx(whole, rel=0.05)
 
 
-def test_idle_engine_takes_a_prompt_larger_than_this_gateways_share() -> None:
+def test_idle_engine_takes_a_prompt_beyond_the_gateways_share() -> None:
     """Each of eight gateways has an eighth of the KV cache; what fits the engine would never fit one of them."""
     controller = gate(GUIDE, (ClassPolicy("chat", 0, GUIDE.slo),), replicas=0)
     batch, kv_tokens = controller.pool.cost_model.batch, controller.pool.cost_model.kv_tokens
@@ -265,7 +265,7 @@ def test_idle_engine_takes_a_prompt_larger_than_this_gateways_share() -> None:
     )
 
 
-def test_idle_engine_takes_what_it_can_serve_in_time_after_a_rejection() -> None:
+def test_idle_engine_takes_what_it_serves_in_time_again() -> None:
     """The margin for errors of prediction is for contention: nothing is gained by a rejection at an idle engine."""
     controller = gate()
     lengths = range(1000, 30_000, 100)

@@ -40,7 +40,7 @@ def held_past_their_target(arrival_rate: float = 0.0) -> tuple[AdmissionControll
     return controller, [d for d in controller.release(20.0) if d.outcome is AdmissionOutcome.ADMITTED]
 
 
-def test_requests_held_past_their_target_leave_time_for_a_new_one() -> None:
+def test_requests_past_their_target_leave_time_for_a_new_one() -> None:
     controller, admitted = held_past_their_target()
     assert admitted
     assert controller.submit(make_request("new", 20.0), 20.0).outcome is AdmissionOutcome.ADMITTED
@@ -56,7 +56,7 @@ def test_requests_held_past_their_target_go_on_as_prompts_end() -> None:
     assert len(admitted) > 10
 
 
-def test_requests_held_past_their_target_leave_the_share_of_new_ones() -> None:
+def test_requests_past_their_target_leave_the_share_of_new_ones() -> None:
     capacity = held_past_their_target()[0].pool.drain_rate
     running = []
     for share in (0.0, 0.5, 1.0):

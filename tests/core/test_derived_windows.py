@@ -112,7 +112,7 @@ def test_window_begins_with_tokens() -> None:
     assert found.busy_s == pytest.approx(INTERVAL_S, rel=1e-3)
 
 
-def test_engine_with_steps_and_time_per_token_needs_no_derivation() -> None:
+def test_engine_with_steps_and_token_times_needs_no_derivation() -> None:
     tpot = histogram(1.0, STEP_S)
     assert not needs_derivation(replace(empty(), steps=1.0, tpot_s=tpot, itl_s=tpot))
     assert needs_derivation(replace(empty(), tpot_s=tpot))

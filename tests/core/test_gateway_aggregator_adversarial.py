@@ -74,7 +74,7 @@ def test_arrival_rate_after_restart_follows_a_lower_load() -> None:
     assert rates[-1] == 4.0
 
 
-def test_arrival_rate_after_restart_follows_a_higher_load_at_once() -> None:
+def test_arrival_rate_after_restart_follows_higher_load_at_once() -> None:
     fleet = Fleet("g", "h")
     for _ in range(30):
         fleet.second({"g": 5.0, "h": 5.0})

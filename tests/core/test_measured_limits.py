@@ -224,7 +224,7 @@ def engine_info(max_sequences: int = 256, kv_tokens: int = ANNOUNCED.kv_tokens) 
     return EngineInfo("vllm", "vllm 0.32", "H200", 1, max_sequences, kv_tokens, ANNOUNCED.token_budget)
 
 
-def test_limits_before_the_first_report_after_a_restart_are_unknown() -> None:
+def test_limits_after_a_restart_are_unknown_before_a_report() -> None:
     service = ServiceState.for_roles(["serve"])
     tier = service.tiers["serve"].engines
     tier.announced = ANNOUNCED

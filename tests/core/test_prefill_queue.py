@@ -336,7 +336,7 @@ def test_queued_request_prefills_locally_after_prefill_loss() -> None:
     assert controller.pool.replicas["d"].stall_total_s > 0.05
 
 
-def test_request_queued_without_replicas_keeps_its_queue_time_when_prefill_is_ready() -> None:
+def test_request_queued_without_replicas_keeps_its_queue_time() -> None:
     controller = AdmissionController(CLASSES, NUMBERS, {})
     assert submit_request(controller, "a", 0.0).outcome is AdmissionOutcome.QUEUED
     controller.set_replicas({}, 1.0, frozenset("p"))

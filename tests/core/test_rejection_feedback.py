@@ -199,7 +199,7 @@ def test_retry_backlog_sizes_for_full_uncertainty() -> None:
 
 
 @pytest.mark.parametrize(("more_than_ready", "is_due"), [(0, False), (1, True)])
-def test_queue_at_the_engines_sizes_for_uncertainty_beyond_one_request_each(more_than_ready: int, is_due: bool) -> None:
+def test_queue_beyond_one_request_each_sizes_for_uncertainty(more_than_ready: int, is_due: bool) -> None:
     fleet = settled()
     count = fleet.replicas["serve"]
     queue = TierMetrics(lagging=LaggingSignals(waiting=float(count + more_than_ready)))

@@ -88,7 +88,7 @@ def test_correction_applies_to_the_tier_where_requests_wait() -> None:
     assert pair.replicas["decode"] == 2
 
 
-def test_tier_where_requests_wait_now_and_then_stays_the_short_one() -> None:
+def test_tier_with_occasional_waits_stays_the_short_one() -> None:
     """Admission keeps the engines' queues short: at times none waits, while the last minute has rejections."""
     pair = fleet(0.5, LONG_PROMPTS, 50)
     line = need(pair, "prefill")

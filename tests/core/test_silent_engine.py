@@ -91,7 +91,7 @@ def test_first_token_of_another_request_ends_the_silence() -> None:
 
 
 @pytest.mark.parametrize(("prompt_tokens", "wait_s"), [(75_000, 0.0), (1000, 4.5)], ids=["long prompt", "queued"])
-def test_engine_is_not_silent_before_its_first_token_can_be_reported(prompt_tokens: int, wait_s: float) -> None:
+def test_engine_is_not_silent_before_it_can_report_a_token(prompt_tokens: int, wait_s: float) -> None:
     """Running responses are reported at ages that double, and a request ages in the queue as well."""
     patient = replace(CLASSES[0], slo=replace(CLASSES[0].slo, ttft_s=10.0))
     controller = AdmissionController((patient,), SERVE, {})

@@ -114,7 +114,7 @@ def test_standby_beyond_growth_of_the_service_itself_is_limited(needed: int, own
     assert joint_standby_replicas([tier], MISS_COST) == [expected]
 
 
-def test_standby_of_a_higher_miss_cost_is_larger_before_any_growth() -> None:
+def test_standby_of_a_higher_miss_cost_is_larger_at_first() -> None:
     tier = StandbyInput(PRIOR, 0.95, 1.0, 1, 99)
     assert [joint_standby_replicas([tier], times * MISS_COST)[0] for times in (1.0, 1.25, 2.0, 3.2)] == [1, 1, 2, 3]
 

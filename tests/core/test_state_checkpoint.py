@@ -24,7 +24,7 @@ def test_stored_checkpoint_is_restored_completely() -> None:
     assert restored(STORED) == STORED
 
 
-def test_checkpoint_of_an_earlier_program_has_no_itl_limit_and_keeps_the_rest() -> None:
+def test_earlier_checkpoint_without_itl_limit_keeps_the_rest() -> None:
     earlier = {name: part for name, part in STORED["tiers"]["serve"].items() if name != "itl_limit"}
     no_limit = restored(None)["tiers"]["serve"]["itl_limit"]
     assert restored(STORED | {"tiers": {"serve": earlier}}) == STORED | {

@@ -77,7 +77,7 @@ def test_text_is_not_learned_while_requests_are_rejected() -> None:
     assert learn_text(0.6, rejected=1.0).ratios() == {}
 
 
-def test_prompts_that_engines_never_count_do_not_outweigh_the_others() -> None:
+def test_prompts_never_counted_do_not_outweigh_the_others() -> None:
     """A client sends long prompts and goes away before an engine has begun with them."""
     made = TokenRatioEstimator()
     for second in range(3600):
@@ -88,7 +88,7 @@ def test_prompts_that_engines_never_count_do_not_outweigh_the_others() -> None:
     assert made.ratios().get("text", 1.0) >= 0.95
 
 
-def test_text_ratio_stays_possible_while_engines_count_next_to_nothing() -> None:
+def test_text_ratio_stays_possible_for_counts_near_nothing() -> None:
     made = TokenRatioEstimator()
     for second in range(1200):
         made.on_estimated(float(second), 6.0, 130_000.0, {})

@@ -190,7 +190,7 @@ def test_admission_publication_round_trips(kubectl: Kubectl) -> None:
     assert "limits" not in without
 
 
-def test_admission_limits_of_earlier_release_are_pruned_from_status(kubectl: Kubectl) -> None:
+def test_admission_limits_of_earlier_releases_leave_the_status(kubectl: Kubectl) -> None:
     kubectl.apply(service(**{"metadata.name": "upgraded"}))
     patch = json.dumps({"status": {"url": "http://x", "admission": {"version": 4}}})
     kubectl.run_ok("patch", "plim", "upgraded", "--subresource=status", "--type=merge", "-p", patch)

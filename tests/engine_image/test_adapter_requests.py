@@ -29,7 +29,7 @@ async def send_request(folder: Path, *found: tuple[str, State, str, str]) -> tup
         return await harness.send({"model": "public/sql", "prompt": "x"}, headers=SENT), engine
 
 
-async def test_request_reaches_loaded_adapter_and_answer_has_clients_name(tmp_path: Path) -> None:
+async def test_adapter_answers_with_the_clients_name_for_it(tmp_path: Path) -> None:
     exchange, engine = await send_request(tmp_path, ("sql", State.LOADED, "sql@1", ""))
     assert engine.requests[0]["model"] == "sql@1"
     assert exchange.json == {"model": "public/sql"}

@@ -169,7 +169,7 @@ def test_two_processes_download_once(tmp_path: Path) -> None:
     assert (len(store.requests), len(other.requests)) == (1, 0)
 
 
-def test_pinned_model_that_another_pod_deletes_meanwhile_is_downloaded_again(tmp_path: Path) -> None:
+def test_pinned_model_deleted_meanwhile_is_downloaded_again(tmp_path: Path) -> None:
     class Raced(ModelCache):
         def find(self, uri: str, digest: str) -> model_cache.Entry | None:
             if (found := super().find(uri, digest)) is not None:

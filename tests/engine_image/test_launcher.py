@@ -160,7 +160,7 @@ async def test_launcher_engine_startup_failure_passes_exit_code(tmp_path: Path) 
         assert await launcher.process.wait() == 3
 
 
-async def test_launcher_failed_start_leaves_its_cause_in_termination_message(tmp_path: Path) -> None:
+async def test_failed_start_leaves_its_cause_in_termination_message(tmp_path: Path) -> None:
     async with launched(tmp_path, "failing-core") as launcher:
         assert await launcher.process.wait() == 1
     assert (tmp_path / "said").read_text() == "ValueError: no room for the KV cache"

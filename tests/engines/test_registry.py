@@ -307,7 +307,7 @@ def test_last_spelling_of_a_flag_counts() -> None:
     assert last_count(["-c", "-1"], ("-c",)) is None
 
 
-def test_every_feature_has_an_engine_with_it_and_unknown_names_are_vllm() -> None:
+def test_features_have_engines_and_unknown_names_are_vllm() -> None:
     for feature in Feature:
         assert engines_with(feature)
         assert {*engines_with(feature), *engines_without(feature)} == set(ENGINES)

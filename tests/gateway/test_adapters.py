@@ -62,7 +62,7 @@ def test_loaded_engines_come_first(order: list[str], avoided: set[str], away: se
         assert found == pick
 
 
-def test_engine_with_the_least_load_replaces_one_without_the_adapter() -> None:
+def test_least_loaded_engine_replaces_one_without_the_adapter() -> None:
     endpoints = [endpoint(pod) for pod in PODS]
     entry = AdapterEntry("sql", ("sql",), frozenset(PODS[:2]))
     found = prefer_loaded(Pick(endpoints[0], (endpoints[1],)), entry, endpoints, rank)
@@ -153,7 +153,7 @@ async def test_adapter_without_a_place_is_rejected_with_its_turn() -> None:
     assert harness.outcomes() == {"Admitted": 1, "Queued": 1, "ShedAdapters": 1}
 
 
-async def test_adapter_without_a_place_is_rejected_at_once_without_a_queue() -> None:
+async def test_adapter_without_a_place_or_queue_is_rejected_at_once() -> None:
     obj = busy_service(1)
     obj["spec"]["admission"] = {"whenFull": "Shed"}
     harness = PickerHarness(obj, pods=engine_names(1))

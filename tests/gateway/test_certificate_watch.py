@@ -104,7 +104,7 @@ def test_watch_publishes_each_pair_once_and_keeps_last(tmp_path: Path, caplog: p
     assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 1
 
 
-def test_expiry_of_a_new_picker_is_not_that_of_a_pair_that_envoy_does_not_have(tmp_path: Path) -> None:
+def test_expiry_of_a_new_picker_is_that_of_envoys_pair(tmp_path: Path) -> None:
     """Envoy serves the pair of an earlier picker, and rejects the present one."""
     gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(LISTENER).set(1.0)
     watch = CertificateWatch(tmp_path, lambda _: None)

@@ -154,7 +154,7 @@ async def test_stream_that_ends_early_counts_as_cancelled() -> None:
         assert server.inflight() == {}
 
 
-async def test_gateway_may_end_the_stream_while_it_gets_the_last_answer() -> None:
+async def test_gateway_may_end_the_stream_during_the_last_answer() -> None:
     async with serve(service(), pods=ENGINES) as server:
         sent = [first_message(), body_message(), response_message(), response_body(b"data: 1", True)]
 

@@ -74,7 +74,7 @@ def test_engine_of_another_revision_has_that_of_its_own_template() -> None:
     assert [one.revision for one in of_slices(slice_, pods=(old, new))] == ["r1"], "it appeared after the last write"
 
 
-def test_engine_that_appears_while_the_operator_is_down_has_the_current_template() -> None:
+def test_engine_of_a_stopped_operator_has_the_current_template() -> None:
     slice_ = engine_slice(pod("10.0.0.2:8000", revision="r2"), service="chat", role="serve", port=8000)
     assert [one.revision for one in of_slices(slice_, pods=(pod("10.0.0.1:8000", revision="r1"),))] == ["r1"]
 
@@ -110,7 +110,7 @@ def test_slice_without_the_port_of_the_api_has_no_engines() -> None:
     assert of_slices({**slice_, "ports": [{"name": "launcher", "port": 8000}]}, pods=(engine,)) == ()
 
 
-def test_engine_in_two_slices_is_one_endpoint_until_both_are_gone() -> None:
+def test_engine_in_two_slices_is_one_until_both_are_gone() -> None:
     """Kubernetes moves engines from slice to slice, and they are in both for a moment."""
     engine, catalog = pod("10.0.0.1:8000", ready=False), CatalogOfPods()
     catalog.set([service()], [engine])
@@ -227,7 +227,7 @@ def test_first_catalog_awaits_the_slices_of_a_routed_target() -> None:
 
 
 @pytest.mark.parametrize("selector", ["app=llm", "app in (llm, vllm)"], ids=["being deleted", "no pairs"])
-def test_first_catalog_awaits_no_service_that_the_operator_publishes_nothing_of(selector: str) -> None:
+def test_first_catalog_awaits_no_unpublished_kind_of_service(selector: str) -> None:
     target = target_service()
     target["status"]["tiers"]["serve"]["podSelector"] = selector
     leaving = service()
@@ -278,7 +278,7 @@ class Sleeps:
         await asyncio.wait_for(self.begun.get(), 30)
 
 
-async def test_first_catalog_awaits_stragglers_only_once_the_operator_publishes(
+async def test_first_catalog_awaits_stragglers_after_publication(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without any publication the former gateways serve on, however long the new operator takes to start."""

@@ -128,7 +128,7 @@ def test_placed_replacement_keeps_the_last_engine_again() -> None:
     assert catalog.set([]).services == {}
 
 
-def test_engine_that_refuses_is_let_go_until_another_has_its_address() -> None:
+def test_refusing_engine_is_let_go_until_its_address_is_reused() -> None:
     """As one of an earlier image, which rejects requests while its pod is still ready."""
     catalog, ended = CatalogOfPods(), going()
     assert catalog.set([service()], [going()]).services["team/chat"].serving_endpoints
@@ -139,7 +139,7 @@ def test_engine_that_refuses_is_let_go_until_another_has_its_address() -> None:
     assert catalog.set([service()], [going(uid="another")]).services["team/chat"].serving_endpoints
 
 
-def test_late_answer_of_an_engine_that_is_gone_marks_no_other_one() -> None:
+def test_late_answer_of_a_gone_engine_marks_no_other() -> None:
     catalog = CatalogOfPods()
     catalog.set([service()], [going()])
     catalog.set([service()], [])

@@ -74,7 +74,7 @@ async def test_http_protocol_responds_in_order_and_maps_error_to_500() -> None:
     assert statuses == [b"200", b"404", b"500", b"413"]
 
 
-async def test_http_protocol_reads_no_more_while_requests_wait_for_replies() -> None:
+async def test_http_protocol_stops_reading_while_requests_wait() -> None:
     loop = asyncio.get_running_loop()
     first, second = loop.create_future(), loop.create_future()
     replies: list[Any] = [first, second, response(200)]

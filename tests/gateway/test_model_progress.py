@@ -117,7 +117,7 @@ async def test_stream_ends_after_its_longest_time() -> None:
     assert await rest(stream) == [b"0\r\n\r\n"]
 
 
-async def test_stopping_gateway_ends_streams_and_new_ones_after_an_event() -> None:
+async def test_stopping_gateway_ends_streams_after_an_event() -> None:
     progress = progress_of(PickerHarness(service_with_slo("chat")))
     first = opened(progress)
     await anext(first)

@@ -89,7 +89,7 @@ async def test_answer_waits_until_own_envoy_knows_the_engine(tmp_path: Path) -> 
         await eventually(lambda: owner.admits == 0, "the owner knows that it has ended")
 
 
-async def test_client_that_leaves_while_its_answer_waits_frees_the_slot(tmp_path: Path) -> None:
+async def test_client_that_leaves_before_its_answer_frees_the_slot(tmp_path: Path) -> None:
     chats, pods, before = (chat(1),), engine_names(1), delayed()
     async with Gateways(tmp_path, 2, *chats) as gateways:
         (other,), owner = gateways.others(), gateways.owner()

@@ -126,7 +126,7 @@ async def test_picker_that_started_again_names_what_runs(tmp_path: Path) -> None
         await eventually(lambda: owner.admits == 2, "the owner knows what has ended")
 
 
-async def test_owner_that_started_again_counts_what_runs_before_it_knows_the_services(tmp_path: Path) -> None:
+async def test_restarted_owner_counts_what_runs_at_once(tmp_path: Path) -> None:
     """Other gateways connect at once, while its first list from the API server is not complete."""
     async with Gateways(tmp_path, 2, chat(4, admission=SHED), pods=engine_names(1)) as gateways:
         owner, (other,) = gateways.owner(), gateways.others()
@@ -144,7 +144,7 @@ async def test_owner_that_started_again_counts_what_runs_before_it_knows_the_ser
         await eventually(lambda: again.admits == 1, "it knows what has ended")
 
 
-async def test_service_that_gets_or_loses_its_slo_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_gained_or_lost_slo_leaves_nothing_behind(tmp_path: Path) -> None:
     """The owner counts what runs from the time on that the service has an SLO, and no more without one."""
     async with Gateways(tmp_path, 2, service(), pods=engine_names(1)) as gateways:
         owner, (other,) = gateways.owner(), gateways.others()
@@ -171,7 +171,7 @@ async def test_service_without_slo_at_the_owner_is_not_decided_there(tmp_path: P
         assert not [request for _, request in owner.picker.inflight.requests() if not request.via]
 
 
-async def test_request_decided_while_its_service_moves_is_known_to_the_next_owner(tmp_path: Path) -> None:
+async def test_request_decided_during_a_move_is_known_afterwards(tmp_path: Path) -> None:
     """A gateway joins that is to own the service; the present owner does not know it yet, and admits from its queue."""
     async with Gateways(tmp_path, 3, chat(1), pods=engine_names(1)) as gateways:
         new, others = gateways.owner(), gateways.others()

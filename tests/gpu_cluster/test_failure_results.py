@@ -97,7 +97,7 @@ def test_row_has_result_prediction_and_the_run_before(
         assert (f"{count} cut" if status == "cut" else f"{count:,} × {status}") in row
 
 
-def test_kills_cost_fewer_requests_than_published_with_standby_engines() -> None:
+def test_kills_cost_fewer_requests_than_standby_engines_do() -> None:
     figures, kills = _all(RESULTS, "kills"), RESULTS["kills"]
     failed = sum(count for status, count in figures["statuses"].items() if status != "200")
     assert f"{failed} of {figures['offered']:,} requests, {_percent(failed / figures['offered'])} (216 before)" in PART

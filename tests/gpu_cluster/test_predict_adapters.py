@@ -26,7 +26,7 @@ def test_prediction_was_written_for_the_loads_of_the_scenario() -> None:
     assert len(WRITTEN["lora"]["first"]["names"] | WRITTEN["lora"]["beside"]["names"]) == len(scenarios.ADAPTERS) + 1
 
 
-def test_adapters_beyond_the_places_are_rejected_until_their_turn() -> None:
+def test_adapters_beyond_the_places_wait_for_their_turn() -> None:
     found = predict_adapters.predict(run.shortened(LORA, 0.5), 10.0, "h200-8b")
     assert found["beside"]["rejected"]["adapters_busy"] > 0
     assert found["first"]["names"][scenarios.SERVICE] > 0.95  # the model itself needs no place

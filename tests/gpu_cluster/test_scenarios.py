@@ -58,7 +58,7 @@ def test_a_trace_after_another_scenario_keeps_its_gaps(tmp_path: Path) -> None:
     assert rows[-len(own)].at_s == pytest.approx(step.seconds + scenarios.PAUSE_S + own[0].at_s)
 
 
-def test_a_recorded_trace_has_its_own_times_and_the_load_of_its_phases() -> None:
+def test_recorded_trace_has_its_times_and_the_load_of_its_phases() -> None:
     scenario = scenarios.SCENARIOS["trace"]
     rows = scenarios.trace(scenario, 10.0)
     assert rows == scenarios.trace(scenario, 20.0)
@@ -149,7 +149,7 @@ def test_a_made_adapter_has_the_shapes_of_its_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["overload", "starts", "lora"])
-def test_caches_that_are_filled_before_are_those_of_the_operators_pods(name: str) -> None:
+def test_filled_caches_are_those_of_the_operators_pods(name: str) -> None:
     service = InferenceService.model_validate(scenarios.manifest(scenarios.SCENARIOS[name]))
     pod = engine_pod.pod_template(service, "serve", builders.PLATFORM)
     (container,) = pod["spec"]["containers"]

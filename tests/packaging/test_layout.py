@@ -32,6 +32,13 @@ def test_source_root_shadows_no_standard_module() -> None:
     assert operator.itemgetter(0)([7]) == 7
 
 
+def test_names_of_tests_have_at_most_60_characters() -> None:
+    sources = [path.read_text() for folder in ("tests", "e2e") for path in (ROOT / folder).rglob("test_*.py")]
+    names = [name for source in sources for name in re.findall(r"^ *(?:async )?def (test_\w+)", source, re.MULTILINE)]
+    assert names
+    assert [name for name in names if len(name) > 60] == []
+
+
 def test_operator_and_engine_image_share_one_contract() -> None:
     bundled = ROOT / "operator" / "plimsoll" / "api" / "contract.json"
     assert bundled.read_bytes() == (ROOT / "engine-image" / "contract.json").read_bytes()

@@ -65,7 +65,7 @@ async def create_engine_pod(kube: KubeClient, name: str, platform: PlatformConfi
     )
 
 
-async def test_pod_without_user_is_accepted_where_the_fixed_one_is_refused(kube: KubeClient) -> None:
+async def test_pod_without_user_is_accepted_where_a_fixed_one_is_not(kube: KubeClient) -> None:
     for attempt in range(600):  # until the policy is enforced
         try:
             await create_engine_pod(kube, f"fixed-{attempt}", builders.PLATFORM)

@@ -142,7 +142,7 @@ def test_pod_says_its_engine_and_its_metrics(engine: Object, name: str, port: in
     assert address is None or address.path == engine_of(pod).metrics_path
 
 
-def test_pod_of_target_has_metrics_at_its_own_port_and_no_launcher() -> None:
+def test_pod_of_target_has_metrics_and_no_launcher() -> None:
     adopted = {**pod_of({}), labels.ADOPTED: {"metricsPort": 9000, "gpus": 1, "model": "hf://a/b"}}
     address = metrics_address(adopted)
     assert address is not None

@@ -34,7 +34,7 @@ async def patch_status(kube: KubeClient, path: str, status: Object) -> None:
     await kube._json("PATCH", f"{path}/status", None, {"status": status}, "application/merge-patch+json")
 
 
-async def test_engines_that_cannot_start_can_be_evicted_and_ready_ones_are_protected(kube: KubeClient) -> None:
+async def test_only_engines_that_cannot_start_can_be_evicted(kube: KubeClient) -> None:
     made = render_manifest(PARENT, builders.PLATFORM)
     (budget,) = [one for one in made if one["kind"] == "PodDisruptionBudget"]
     (deployment,) = [one for one in made if one["kind"] == "Deployment"]

@@ -89,7 +89,7 @@ def test_cached_prompts_are_not_simulated(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("cv2", [0.0, 1.0, 4.0])
-def test_drawn_requests_have_the_planned_rate_lengths_and_variation(cv2: float) -> None:
+def test_drawn_requests_have_planned_rate_lengths_and_variation(cv2: float) -> None:
     plan = plan_of("h200-8b", Slo(0.95, 0.5, 0.0, 0.05), 30.0, arrival_cv2=cv2)
     drawn = plan_simulation._draw_requests(plan, 20_000, 30.0)
     gaps = np.diff([one.at_s for one in drawn])

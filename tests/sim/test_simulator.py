@@ -211,7 +211,7 @@ def test_simulator_killed_engine_fails_only_its_streams() -> None:
 
 
 @pytest.mark.parametrize(("per_s", "ttft"), [(16.0, "2s"), (16.0, "500ms"), (10.0, "500ms")])
-def test_simulator_requests_after_an_outage_do_not_wait_for_those_queued_in_it(per_s: float, ttft: str) -> None:
+def test_requests_after_an_outage_do_not_wait_for_those_before(per_s: float, ttft: str) -> None:
     """The only engine dies at 20 s, and its successor is ready 20 s later."""
     done = sim_harness.simulate(
         sim_harness.PoissonLoad(round(64 * per_s), per_s).requests_drawn(),
