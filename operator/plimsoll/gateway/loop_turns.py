@@ -4,7 +4,7 @@ Problem: a request takes the loop one or two milliseconds at most. When a hundre
 timers wait for their sum.
 
 Idea: one turn of the loop works for `TURN_SECONDS`, and then finishes the piece at hand. What comes after waits, in the
-order in which it came, for the next turns. Whoever hands over work bounds how much of it can wait.
+order in which it came, for the next turns. The caller bounds how much of it can wait.
 """
 
 from __future__ import annotations
