@@ -314,3 +314,14 @@ async def test_first_catalog_awaits_stragglers_after_publication(
             watches.cancel()
     (line,) = caplog.messages
     assert "such as team/c" in line
+
+
+def test_service_of_a_target_counts_for_targets_alone() -> None:
+    """Its name is free where there are tiers: who may create Services could send prompts to any pod with it."""
+    own, foreign = pod("10.0.0.1:8000"), pod("10.0.0.9:8000")
+    foreign["metadata"]["name"] = own["metadata"]["name"]  # it takes no place either
+    slices = (
+        engine_slice(own, service="chat", role="serve", port=8000),
+        engine_slice(foreign, service="chat", role="serve", port=8000, targets=True),
+    )
+    assert [one.address for one in of_slices(*slices, pods=(own, foreign))] == ["10.0.0.1:8000"]

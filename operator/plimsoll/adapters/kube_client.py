@@ -1,4 +1,4 @@
-"""Client of the API server. Beside it only `lease` imports the kubernetes package.
+"""Client of the API server. Only this and `lease` import the kubernetes package.
 
 Objects are plain dicts as the server sends them, so that builders, caches and tests need no client classes. Writes are
 server-side applies with a named field manager: they leave foreign fields alone, and a repeated write changes nothing.
@@ -57,9 +57,7 @@ MIN_WATCH_PAUSE_SECONDS = 0.5  # after a failed list or watch; doubles with each
 MAX_WATCH_PAUSE_SECONDS = 8.0  # so that the caches are right soon after an outage
 STEADY_STREAM_SECONDS = 20.0  # a stream of this length ends a series of failures
 # What a watch survives: a server that fails, and answers that cannot be read, nested too deep among them.
-UNREADABLE = (
-    ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError, RecursionError,
-)  # fmt: skip
+UNREADABLE = (ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -436,16 +434,14 @@ def _body_of(method: str, path: str, status: int = 0) -> Iterator[None]:
 
 def watch_timeout(resource: Resource) -> aiohttp.ClientTimeout:
     """Returns the limits of one watch stream: on its length, and on its silence where a missed event is a danger."""
-    return aiohttp.ClientTimeout(
-        total=WATCH_STALL_SECONDS, sock_read=SECRET_SILENCE_SECONDS if resource == SECRETS else None
-    )
+    silence_s = SECRET_SILENCE_SECONDS if resource == SECRETS else None
+    return aiohttp.ClientTimeout(total=WATCH_STALL_SECONDS, sock_read=silence_s)
 
 
 def received(obj: Object) -> Object:
     """Return an object as the process stores it: trimmed, without nulls and within the size limits."""
-    if obj.get("kind") == ENDPOINTSLICES.kind:  # one of a large tier is within them once it is trimmed
-        return normalize(bounded(trimmed(obj)))
-    return normalize(trimmed(bounded(obj)))
+    is_slice = obj.get("kind") == ENDPOINTSLICES.kind  # a large one is within them once it is trimmed
+    return normalize(bounded(trimmed(obj)) if is_slice else trimmed(bounded(obj)))
 
 
 def jittered(seconds: float) -> float:

@@ -3,8 +3,9 @@
 Problem: a slice says where engines are and whether they are ready, not what they are. Any Service may have the labels
 of one that the operator makes.
 
-Idea: only slices of the Services that the operator makes count, by their names. Each engine is then joined with what
-the operator publishes of its template. One that nothing is published of takes no requests.
+Idea: only slices of the Services that the operator makes count, by their names: a service with targets has another one
+than a service with tiers. Each engine is then joined with what the operator publishes of its template. One of which
+nothing is published takes no requests.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SliceEngine:
-    """One engine as its slice has it. uid: of the pod."""
+    """One engine as its slice has it. uid: of the pod. is_target: whether its Service is that of a target."""
 
     pod: str
     uid: str
@@ -33,6 +34,7 @@ class SliceEngine:
     role: Role
     serving: bool
     terminating: bool
+    is_target: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ def engines_of(obj: Object) -> tuple[str, tuple[SliceEngine, ...]] | None:
     if found is None or port is None:
         return None
     key, role = found
-    return key, tuple(_engines(obj.get("endpoints") or (), role, port))
+    name = obj["metadata"]["labels"][labels.SLICE_SERVICE]
+    is_target = name == object_meta.targets_name(obj["metadata"]["labels"][labels.SERVICE])
+    return key, tuple(_engines(obj.get("endpoints") or (), role, port, is_target))
 
 
 def has_engines(obj: Object) -> bool:
@@ -77,7 +81,7 @@ def _is_engine(one: Object) -> bool:
     return bool(one.get("addresses")) and "name" in (one.get("targetRef") or {})
 
 
-def _engines(endpoints: Iterable[Object], role: Role, port: int) -> Iterator[SliceEngine]:
+def _engines(endpoints: Iterable[Object], role: Role, port: int, is_target: bool) -> Iterator[SliceEngine]:
     for one in endpoints:
         if not _is_engine(one):
             continue
@@ -89,6 +93,7 @@ def _engines(endpoints: Iterable[Object], role: Role, port: int) -> Iterator[Sli
             role=role,
             serving=bool(conditions.get("serving")),  # `ready` is false for one that leaves
             terminating=bool(conditions.get("terminating")),
+            is_target=is_target,
         )
 
 

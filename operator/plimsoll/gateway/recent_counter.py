@@ -1,4 +1,4 @@
-"""Counts by a name that whoever edits a service chooses, such as a class, in bounded number.
+"""Counts by a name that a service's spec chooses, such as a class, in bounded number.
 
 Problem: a service has few classes at a time, but each edit can name others, and counters live as long as the gateway.
 

@@ -78,7 +78,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
     def _run(self, work: Callable[[], None]) -> None:
         """Do some work now or in a later turn of the loop, unless the connection ends before.
 
-        If it fails, the connection ends: in a later turn nobody else would end it.
+        If it fails, the connection ends: in a later turn nothing else would end it.
         """
 
         def work_if_open() -> None:

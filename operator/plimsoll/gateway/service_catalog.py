@@ -179,14 +179,15 @@ class _ServiceState:
     def engines_of(self, obj: Object) -> tuple[list[JoinedEngine], list[Role]]:
         """Returns the engines of the service, and the roles of which a pod waits for room.
 
-        A pod is in two slices while it moves from one to the other. Without a publication for this very service it has
-        no engines: an earlier one of the name may have had another model, and its engines still run.
+        A pod is in two slices while it moves. Without a publication for this very service it has no engines: those of
+        an earlier one of the name may still run. The Service of a target counts for a service with targets alone.
         """
         if self.published is None or self.published[0] != obj["metadata"].get("uid"):
             return [], []
         _, published = self.published
-        by_pod = {engine.pod: engine for engines in self.slices.values() for engine in engines}
-        namespace = obj["metadata"]["namespace"]
+        has_targets, namespace = bool(value_at(obj, "spec", "targets")), obj["metadata"]["namespace"]
+        own = (one for engines in self.slices.values() for one in engines if one.is_target == has_targets)
+        by_pod = {engine.pod: engine for engine in own}
         found = (joined(namespace, engine, published) for engine in by_pod.values())
         return [one for one in found if one is not None], [Role(one) for one in published.unplaced if one in set(Role)]
 
@@ -412,10 +413,7 @@ def _is_namespace_terminating(obj: Object) -> bool:
 
 
 def _startup(obj: Object) -> tuple[float | None, float | None]:
-    """Returns the Unix time of the next ready engine, and how long a failed engine is usually away, in seconds.
-
-    None if unknown.
-    """
+    """Returns the Unix time of the next ready engine, and how many seconds a failed one is away; None if unknown."""
     tiers = value_at(obj, "status", "tiers")
     role = Role.SERVE if value_at(tiers, Role.SERVE) is not None else Role.DECODE
     starting = parse_starting(value_at(tiers, role, "startingPods"))
@@ -448,6 +446,5 @@ def _max_sequences(obj: Object) -> int:
     """Returns how many sequences an engine runs at once by its arguments and variables, else the default."""
     args, env, runtime = (value_at(obj, "spec", "engine", name) for name in ("args", "env", "runtime"))
     engine = engine_named(runtime if isinstance(runtime, str) else None)
-    return (
-        engine.max_sequences(engine.all_args(args if isinstance(args, list) else (), env)) or engine.default_sequences
-    )
+    words = engine.all_args(args if isinstance(args, list) else (), env)
+    return engine.max_sequences(words) or engine.default_sequences
