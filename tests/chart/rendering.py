@@ -9,6 +9,7 @@ import base64
 import functools
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -76,8 +77,9 @@ def helm() -> str:
 
 
 def render(values: Mapping[str, Any] | None = None, *options: str) -> list[Object]:
-    """All objects of the chart under these values. Raises Refused."""
-    return list(_render(json.dumps(values or {}), options))
+    """All objects of the chart under these values, the caller's to change. Raises RenderError."""
+    objects: list[Object] = pickle.loads(_render(json.dumps(values or {}), options))
+    return objects
 
 
 def render_text(values: Mapping[str, Any]) -> str:
@@ -86,10 +88,10 @@ def render_text(values: Mapping[str, Any]) -> str:
 
 
 @functools.cache
-def _render(values: str, options: tuple[str, ...]) -> tuple[Object, ...]:
+def _render(values: str, options: tuple[str, ...]) -> bytes:
     version = () if "--kube-version" in options else ("--kube-version", MIN_KUBERNETES)
     documents = re.split(r"^---$", _run("template", values, *version, *options), flags=re.MULTILINE)
-    return tuple(found for found in map(_parse, documents) if found)
+    return pickle.dumps([found for found in map(_parse, documents) if found])
 
 
 @functools.cache
@@ -113,7 +115,7 @@ def _run(verb: str, values: str, *options: str) -> str:
 
 
 def notes(values: Mapping[str, Any] | None = None) -> str:
-    """What the user reads after the installation. Raises Refused."""
+    """What the user reads after the installation. Raises RenderError."""
     return _run("install", json.dumps(values or {}), "--dry-run=client").partition("\nNOTES:\n")[2]
 
 

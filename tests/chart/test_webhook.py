@@ -33,6 +33,11 @@ def test_webhook_is_off_by_default() -> None:
     assert find(objects, "NetworkPolicy", "plimsoll-operator")["spec"]["ingress"] == []
 
 
+def test_rendering_that_a_test_changes_is_of_that_test_alone() -> None:
+    webhook(ON)["clientConfig"].pop("service")
+    assert "service" in webhook(ON)["clientConfig"]
+
+
 def test_webhook_never_blocks_and_reviews_only_new_specs() -> None:
     found = webhook(ON)
     assert (found["failurePolicy"], found["sideEffects"]) == ("Ignore", "None")
