@@ -68,7 +68,8 @@ def correct_sizings(
             candidates.append(_within_itl(sizing, itl_limit, by_itl))
         if not correction.is_negligible:
             candidates.append(_for_rejections(sizing, correction.factor))
-        corrected[name] = _larger(candidates)
+        if len(candidates) > 1:
+            corrected[name] = _larger(candidates)
     return corrected
 
 
