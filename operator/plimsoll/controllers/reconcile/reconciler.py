@@ -28,6 +28,7 @@ from plimsoll.controllers.object_cache import Key, ObjectCache, role_of
 from plimsoll.controllers.reconcile.adapter_status import ReportsByPod
 from plimsoll.controllers.reconcile.applied_cache import AppliedCache, annotated
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
+from plimsoll.controllers.reconcile.engine_publication import left_out_event
 from plimsoll.controllers.reconcile.name_claims import NameGrants
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
@@ -233,6 +234,8 @@ class Reconciler:
             events = tuning_events(deployed, object_plan.templates)
         if (chunk_changed := chunk_event(observed.children, object_plan.desired, wanted)) is not None:
             events = (chunk_changed,)
+        if object_plan.left_out and any(one["kind"] == labels.ADMISSION_KIND for one in changed):
+            events += (left_out_event(object_plan.left_out),)
         for event in events:
             await self.status.record_event(observed.service_object, event)
         for template_revision in object_plan.templates:
