@@ -182,3 +182,38 @@ async def test_event_says_that_engines_are_left_out(running: SingleService, monk
     await running._reconciler.reconcile(KEY)
     (event,) = [one for one in running.kube.events if one["reason"] == "EnginesLeftOut"]
     assert event["message"].startswith("1 of the engines get no requests, because more than 0 differ")
+
+
+async def test_invalid_spec_keeps_engines_published(running: SingleService) -> None:
+    """Its engines of the last valid spec run on. The object is gone, as after an upgrade, or was deleted."""
+    before = engines_of(running)
+    published = running.cache.get(labels.ADMISSION_KIND, KEY)
+    assert published is not None
+    running.cache.remove(published)
+    running.edit("model", {"name": ""})
+    await running._reconciler.reconcile(KEY)
+    assert running.conditions["Stalled"] == ("True", "InvalidSpec")
+    assert engines_of(running) == before
+    assert before.current
+
+
+async def test_invalid_spec_publishes_engines_that_leave(running: SingleService) -> None:
+    """The pod is of the Deployment's template, on a drained node."""
+    running.edit("model", {"name": ""})
+    await running._reconciler.reconcile(KEY)
+    template = running.deployment("serve")["spec"]["template"]
+    pod = next(iter(running.cache.children("Pod", KEY)))
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    meta = {**pod["metadata"], **DELETED, "labels": {**template["metadata"]["labels"], **pod["metadata"]["labels"]}}
+    running.cache.put({**pod, "metadata": meta, "spec": template["spec"], "status": {"conditions": [evicted]}})
+    deployment = running.deployment("serve")
+    await running._reconciler.reconcile(KEY)
+    assert engines_of(running).pods == {meta["uid"]: PodState.DRAINED_NODE}
+    assert running.deployment("serve") == deployment
+
+
+async def test_invalid_spec_without_workloads_publishes_nothing() -> None:
+    made = SingleService(0.0, model={"name": ""}, tiers={"serve": {}})
+    await made._reconciler.reconcile(KEY)
+    assert made.conditions["Stalled"] == ("True", "InvalidSpec")
+    assert made.cache.get(labels.ADMISSION_KIND, KEY) is None

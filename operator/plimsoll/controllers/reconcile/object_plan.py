@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService, RoleName
@@ -29,6 +29,8 @@ from plimsoll.resources.objects import StoredTemplate
 from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
+
+_WORKLOAD_KINDS: Final = frozenset(kind.kind for kind in TIER_WORKLOADS)
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,19 @@ def plan_objects(
     return ObjectPlan(tuple(templates), tuple(desired), prune, revisions, unused)
 
 
+def plan_invalid(observed: ObservedService) -> ObjectPlan:
+    """The plan for a service with an invalid spec: what gateways need of the engines that run on, and no more.
+
+    Nothing says what the targets of an invalid spec are: what is published of them stays.
+    """
+    workloads = [child for (kind, _), child in observed.children.items() if kind in _WORKLOAD_KINDS]
+    if not workloads:
+        return ObjectPlan((), (), (), {})
+    engines = published_engines(workloads, observed.pods, observed.earlier_pods)
+    admission = _admission(observed, engines, None)
+    return ObjectPlan((), (admission,), (), {}, left_out(engines, observed.pods))
+
+
 def _target_objects(observed: ObservedService, service: InferenceService, selector: str | None) -> list[Object]:
     """The Service for the pods of a target that takes requests. The poller refuses a selector without pairs."""
     port = _target_port(service)
@@ -126,7 +141,7 @@ def _live_engines(observed: ObservedService) -> PublishedEngines | None:
 
 def _engines(observed: ObservedService, service: InferenceService, desired: Iterable[Object]) -> PublishedEngines:
     """The engines to publish. desired: the other objects of the service."""
-    workloads = [one for one in desired if one["kind"] in {kind.kind for kind in TIER_WORKLOADS}]
+    workloads = [one for one in desired if one["kind"] in _WORKLOAD_KINDS]
     targets = () if service.spec.targets is None else [role for role, _ in service.spec.targets.items()]
     return published_engines(workloads, observed.pods, observed.earlier_pods, targets)
 
