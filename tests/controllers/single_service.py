@@ -254,6 +254,7 @@ class SingleService:
             for name in [name for name in names if name not in pods]:
                 pod = builders.pod(self.object, tier, name, conditions=[{"type": "Ready", "status": "True"}])
                 pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+                pod["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": tier, "uid": tier}]
                 self.cache.put(pod)
             status = {
                 "observedGeneration": live["metadata"].get("generation", 0), "replicas": count,

@@ -9,10 +9,11 @@ import pytest
 import pytest_asyncio
 
 from plimsoll.api import labels
-from plimsoll.controllers.reconcile.engine_publication import published_engines, template_of
+from plimsoll.controllers.reconcile import engine_publication
+from plimsoll.controllers.reconcile.engine_publication import left_out, published_engines, template_of
 from plimsoll.core import codec
 from plimsoll.core.errors import ObjectRejected
-from plimsoll.core.routing.published_engines import MAX_PUBLISHED, PodState, PublishedEngines
+from plimsoll.core.routing.published_engines import PodState, PublishedEngines
 from tests import builders
 from tests.controllers.single_service import KEY, SingleService
 
@@ -62,8 +63,10 @@ def test_former_template_is_published_for_its_replica_set() -> None:
 def test_pod_whose_name_has_no_replica_set_is_published_by_uid(owner: str) -> None:
     old, new = engine("chat-serve-0", "r1", owner), engine("chat-serve-1", "r2")
     found = published_engines([workload(new)], [old, new], [])
-    assert found.others == {"uid-chat-serve-0": template_of(old)}
-    assert found.template_of("serve", "chat-serve-0", "uid-of-its-successor") == template_of(new)
+    assert found.others == {"uid-chat-serve-0": template_of(old), "uid-chat-serve-1": template_of(new)}
+    assert found.template_of("serve", "chat-serve-0", "uid-of-its-successor") is None, "it may have either template"
+    alike = published_engines([workload(new)], [new], [])
+    assert alike.template_of("serve", "chat-serve-0", "uid-of-its-successor") == template_of(new)
 
 
 def test_leader_of_several_pods_does_not_hand_over() -> None:
@@ -104,10 +107,28 @@ def test_earlier_pods_and_unplaced_roles_are_published() -> None:
     assert codec.decode(PublishedEngines, codec.encode(found)) == found
 
 
-def test_number_of_published_pods_is_bounded() -> None:
-    pods = [engine(f"chat-serve-{n}", f"r{n}") for n in range(MAX_PUBLISHED + 5)]
-    found = published_engines([workload(engine("x", "new"))], pods, pods)
-    assert (len(found.others), len(found.pods)) == (MAX_PUBLISHED, MAX_PUBLISHED)
+def test_engines_beyond_the_bound_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_publication, "MAX_PUBLISHED", 10)
+    new = workload(engine("x", "new"))
+    pods = [engine(f"chat-serve-{n}-1", f"r{n}", f"chat-serve-{n}") for n in range(15)]
+    found = published_engines([new], pods, [])
+    assert len(found.others) == 10
+    assert left_out(found, pods) == 5
+    assert found.template_of("serve", "chat-serve-x-1", "") is None
+    few = published_engines([new], pods[:10], [])
+    assert left_out(few, pods[:10]) == 0
+    assert few.template_of("serve", "chat-serve-x-1", "") == few.current["serve"]
+
+
+def test_earlier_engines_beyond_the_bound_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They serve another model; what the name of a pod does not say is published by uid."""
+    monkeypatch.setattr(engine_publication, "MAX_PUBLISHED", 10)
+    own = engine("chat-serve-a-1", "new", "chat-serve-a")
+    earlier = [engine(f"old-{n}", "r1") for n in range(11)]
+    found = published_engines([workload(own)], [own], earlier)
+    assert len(found.pods) == 10
+    assert [found.template_of("serve", f"old-{n}", f"uid-old-{n}") for n in range(11)] == [None] * 11
+    assert found.template_of("serve", "chat-serve-a-2", "") == template_of(own)
 
 
 @pytest_asyncio.fixture
@@ -153,3 +174,46 @@ async def test_template_is_published_before_the_workload_gets_it(
     await running._reconciler.reconcile(KEY)
     assert running.deployment("serve") != before
     assert engines_of(running).current["serve"].max_model_len == 4096
+
+
+async def test_event_says_that_engines_are_left_out(running: SingleService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_publication, "MAX_PUBLISHED", 0)
+    running.edit("engine", {"args": ["--max-model-len=4096"]})
+    await running._reconciler.reconcile(KEY)
+    (event,) = [one for one in running.kube.events if one["reason"] == "EnginesLeftOut"]
+    assert event["message"].startswith("1 of the engines get no requests, because more than 0 differ")
+
+
+async def test_invalid_spec_keeps_engines_published(running: SingleService) -> None:
+    """Its engines of the last valid spec run on. The object is gone, as after an upgrade, or was deleted."""
+    before = engines_of(running)
+    published = running.cache.get(labels.ADMISSION_KIND, KEY)
+    assert published is not None
+    running.cache.remove(published)
+    running.edit("model", {"name": ""})
+    await running._reconciler.reconcile(KEY)
+    assert running.conditions["Stalled"] == ("True", "InvalidSpec")
+    assert engines_of(running) == before
+    assert before.current
+
+
+async def test_invalid_spec_publishes_engines_that_leave(running: SingleService) -> None:
+    """The pod is of the Deployment's template, on a drained node."""
+    running.edit("model", {"name": ""})
+    await running._reconciler.reconcile(KEY)
+    template = running.deployment("serve")["spec"]["template"]
+    pod = next(iter(running.cache.children("Pod", KEY)))
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    meta = {**pod["metadata"], **DELETED, "labels": {**template["metadata"]["labels"], **pod["metadata"]["labels"]}}
+    running.cache.put({**pod, "metadata": meta, "spec": template["spec"], "status": {"conditions": [evicted]}})
+    deployment = running.deployment("serve")
+    await running._reconciler.reconcile(KEY)
+    assert engines_of(running).pods == {meta["uid"]: PodState.DRAINED_NODE}
+    assert running.deployment("serve") == deployment
+
+
+async def test_invalid_spec_without_workloads_publishes_nothing() -> None:
+    made = SingleService(0.0, model={"name": ""}, tiers={"serve": {}})
+    await made._reconciler.reconcile(KEY)
+    assert made.conditions["Stalled"] == ("True", "InvalidSpec")
+    assert made.cache.get(labels.ADMISSION_KIND, KEY) is None

@@ -31,6 +31,7 @@ from plimsoll.controllers.engine_rollout.rollout_state import RolloutState
 from plimsoll.controllers.inference_pools import pool_conditions
 from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
+from plimsoll.controllers.reconcile.engine_publication import left_out_event
 from plimsoll.controllers.reconcile.model_names import Former, ModelNames
 from plimsoll.controllers.reconcile.observe import NO_RULES, NameState, name_state
 from plimsoll.controllers.reconcile.pod_diagnosis import PodProblem
@@ -389,7 +390,8 @@ def tuning_event() -> Event:
 
 
 def all_events() -> list[Event]:
-    return [*all_condition_events(), *scale_events(), *drain_events(), release_event(), tuning_event()]
+    others = release_event(), tuning_event(), left_out_event(MANY)
+    return [*all_condition_events(), *scale_events(), *drain_events(), *others]
 
 
 def test_every_event_is_short_without_the_guard() -> None:

@@ -112,7 +112,7 @@ class Gateways:
     ) -> None:
         self.port = free_port()
         self._secret_file = secret_file = directory / "secret"
-        self._ack_seconds = ack_seconds
+        self._ack_seconds, self._authenticator = ack_seconds, authenticator
         secret_file.write_bytes(SECRET)
         self.all = [
             Gateway(number, self.port, secret_file, ack_seconds=ack_seconds, authenticator=authenticator, tls=own)
@@ -186,7 +186,7 @@ class Gateways:
             self.port,
             self._secret_file,
             ack_seconds=self._ack_seconds,
-            authenticator=None,
+            authenticator=self._authenticator,
             address=address,
         )
         self.all[self.all.index(gateway)] = again

@@ -150,6 +150,26 @@ async def test_tenant_quota_is_exact_through_envoy(tmp_path_factory: object) -> 
         assert set(found) == {200, 429}
 
 
+async def test_restarted_owner_grants_no_quota_again(tmp_path_factory: object) -> None:
+    """The owner's picker is killed and starts again under the same name and address. Its own client was served."""
+    limited = {"tenants": [{"name": "jobs", "tokensPerMinute": 60}]}
+    async with installation(tmp_path_factory, 2, service_with_slo(batch=50, admission=limited)) as made:
+        owner = await made.owner()
+        (other,) = (gateway for gateway in made.gateways if gateway is not owner)
+        async with owner.ask(sent=TENANT, messages=[{"role": "user", "content": "word " * 8000}]) as answer:
+            assert answer.status == 200
+        assert set(await statuses([other], 3, TENANT)) == {429}
+        assert owner.picker is not None
+        stop(owner.picker)
+        await wait_until(lambda: _has_peers(other, 0), "the other gateway has lost the owner")
+        owner.start_picker()
+        await owner.ready()
+        await made.connected(*made.gateways)
+        await owner.wait_routable(made.engine)
+        assert set(await statuses(made.gateways, 6, TENANT)) == {429}
+        assert set(await statuses(made.gateways, 6)) == {200}
+
+
 async def test_killed_owner_costs_no_request_through_envoy(tmp_path_factory: object) -> None:
     """Requests come all the time to the gateways that stay; the owner's picker process is killed among them."""
     async with installation(tmp_path_factory, 3, service_with_slo(batch=60)) as made:

@@ -129,7 +129,7 @@ def test_spent_amount_out_of_bounds_is_invalid(amount: float) -> None:
 class ReadyLink:
     """A connection to the next owner."""
 
-    name, is_ready, takes_spent_limits = NAMES[1], True, True
+    name, is_ready, takes_spent_limits, instance = NAMES[1], True, True, b""
 
     def __init__(self) -> None:
         self.sent: list[messages.SpentLimit] = []
@@ -147,7 +147,7 @@ async def test_what_waits_for_an_owner_is_refilled_as_a_bucket_is(waited_s: floa
     picker.admission.spend_quota(f"team/{MODEL}", "jobs", Spent(20.0, 0.0), 0.0)
     picker.key_limits.spend(Identity(KEY, tokens_per_minute=900), Spent(0.0, 90.0), 0.0)
     ownership.set_candidates(NAMES[:2])
-    waiting = SpentLimits(picker, ownership)
+    waiting = SpentLimits(picker, ownership, {})
     waiting.collect(0.0)
     waiting.hand_over(link, waited_s)  # type: ignore[arg-type]
     found = {one.service or one.name: (one.requests, one.tokens) for one in link.sent}
@@ -159,7 +159,7 @@ async def test_what_is_refilled_meanwhile_is_not_handed_over() -> None:
     ownership, link = Ownership(NAMES[0]), ReadyLink()
     world.picker.key_limits.spend(Identity(KEY, tokens_per_minute=900), Spent(0.0, 90.0), 0.0)
     ownership.set_candidates(NAMES[:2])
-    waiting = SpentLimits(world.picker, ownership)
+    waiting = SpentLimits(world.picker, ownership, {})
     waiting.collect(0.0)
     waiting.hand_over(link, 6.0)  # type: ignore[arg-type]
     assert link.sent == []

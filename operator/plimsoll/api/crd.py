@@ -34,6 +34,7 @@ _STRUCTURAL_KEYS: Final = (
     "x-kubernetes-int-or-string",
     "x-kubernetes-list-map-keys",
     "x-kubernetes-list-type",
+    "x-kubernetes-map-type",
     "x-kubernetes-preserve-unknown-fields",
     "type",
     "format",

@@ -38,6 +38,7 @@ class EventReason(StrEnum):
     PODS_REJECTED = "PodsRejected"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
+    ENGINES_LEFT_OUT = "EnginesLeftOut"
     OTHER_RELEASE = "OtherRelease"
     MODEL_NAME_TAKEN = "ModelNameTaken"
     MODEL_NAME_REJECTED = "ModelNameRejected"
@@ -84,6 +85,8 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.PODS_REJECTED: "The cluster rejects the pods of a tier.",
     EventReason.INVALID_SPEC: "The spec is invalid.",
     EventReason.APPLY_REJECTED: "The API server rejected an object of the service.",
+    EventReason.ENGINES_LEFT_OUT: "More engines differ from their tier than gateways can be told of. Those beyond get "
+    "no requests.",
     EventReason.OTHER_RELEASE: "Another release of Plimsoll holds the Lease of the service's namespace, so this one "
     "leaves the service alone.",
     EventReason.MODEL_NAME_TAKEN: "Another service holds the model name.",

@@ -46,6 +46,7 @@ class AdmissionManager:
 
     def __init__(self, gateway: str, inflight: InFlightTracker) -> None:
         self.gateways: Callable[[str], int | None] = lambda key: None  # see `ServiceAdmission`
+        self.on_quota_use: Callable[[str], None] = lambda key: None  # something is taken of a quota of the service
         self.services: dict[str, ServiceAdmission] = {}
         self._gateway = gateway
         self._inflight = inflight
@@ -103,7 +104,11 @@ class AdmissionManager:
         `can_queue` says whether the gateway has memory to queue the request.
         """
         admission = self.services.get(ctx.target_service)
-        return None if admission is None else self._isolate_errors(admission.key, admission.submit, ctx, now, can_queue)
+        if admission is None:
+            return None
+        if ctx.tenant in admission.policy.tenants:
+            self.on_quota_use(admission.key)
+        return self._isolate_errors(admission.key, admission.submit, ctx, now, can_queue)
 
     def reject(self, ctx: RequestContext, now: float) -> AdmissionDecision | None:
         """Reject a request at its target service. Returns None if that service has no admission."""
@@ -218,6 +223,11 @@ class AdmissionManager:
         if admission is None:
             return {}
         return self._isolate_errors(key, admission.controller.quotas.take_spent, now) or {}
+
+    def changed_quotas(self, key: str, now: float, *, is_all: bool) -> dict[str, Spent]:
+        """Returns what is spent of each quota of a service that has changed since the last call, or of all."""
+        admission = self.services.get(key)
+        return {} if admission is None else admission.controller.quotas.changed(now, is_all=is_all)
 
     def spend_quota(self, key: str, tenant: str, spent: Spent, now: float) -> None:
         """Count what another gateway has admitted of a tenant's quota of a service, if it has one here."""

@@ -9,7 +9,7 @@ enforces an equal share, by the number of ready gateways. The figures in its res
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from plimsoll.core.admission.retry_advice import advise_retry
@@ -31,6 +31,7 @@ class KeyLimits:
         self.gateways: Callable[[str], int] = lambda key_name: 1  # among which the limit of a key is divided
         self._buckets: dict[str, RateBucket] = {}
         self._identities: dict[str, Identity] = {}  # the last one of each bucket
+        self.on_use: Callable[[str], None] = lambda key_name: None  # called before something is taken of a limit
 
     def take(self, identity: Identity, tokens: int, now: float) -> Rejection | None:
         """Take one request of `tokens` tokens. Returns its rejection, None if it may pass."""
@@ -38,6 +39,7 @@ class KeyLimits:
         if limits is None:
             return None
         bucket = self._bucket(identity, limits, now)
+        self.on_use(identity.key_name)
         wait_s = bucket.take(limits, tokens, now)
         if wait_s <= 0.0:
             return None
@@ -55,6 +57,15 @@ class KeyLimits:
         moved = [name for name in self._buckets if is_moved(name)]
         spent = [(self._identities.pop(name), self._buckets.pop(name).spent(now)) for name in moved]
         return [(identity, found) for identity, found in spent if any(found)]
+
+    def spent(self, names: Iterable[str], now: float) -> list[tuple[Identity, Spent]]:
+        """Returns what is spent of these keys' limits."""
+        return [(self._identities[name], self._buckets[name].spent(now)) for name in names if name in self._buckets]
+
+    @property
+    def names(self) -> list[str]:
+        """The keys in use that have limits."""
+        return list(self._buckets)
 
     def spend(self, identity: Identity, spent: Spent, now: float) -> None:
         """Count what another gateway has admitted of a key."""

@@ -24,7 +24,8 @@ class InferenceServiceAdmission(StatusModel):
     )
     engines: dict[str, Any] | None = Field(
         default=None,
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        # atomic: else the managed fields of thousands of engines are as large as the engines
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "x-kubernetes-map-type": "atomic"},
         description="What EndpointSlices do not say of the engines, in the format that `version` names. Internal, not"
         " an interface.",
     )

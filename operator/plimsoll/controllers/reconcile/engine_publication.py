@@ -3,17 +3,21 @@
 Problem: gateways read EndpointSlices, which say nothing of the template of a pod or why it leaves. They need it of each
 pod at once, also of one that appears while the operator is down.
 
-Idea: the template of each tier is published before the workload gets it. Of pods, only what differs from that.
+Idea: the template of each tier is published before the workload gets it. Of pods, only what differs from that. Where a
+pod's name does not say which template it has, or more differs than can be published, the template of the tier is left
+out: then gateways use only the pods that are published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from plimsoll.adapters.engine_of_pod import engine_args, engine_of, has_launcher
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
+from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers import tier_workload
 from plimsoll.controllers.object_cache import role_of
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
@@ -42,16 +46,45 @@ def published_engines(
     current: dict[str, EngineTemplate] = dict.fromkeys(targets, EngineTemplate())
     current |= {role_of(pod): template_of(pod) for pod in engines if labels.ADOPTED in pod}  # that of the youngest
     current |= {role_of(one): _template_of_workload(one) for one in workloads}
-    states = {_uid(pod): PodState.EARLIER for pod in earlier_pods if role_of(pod) in set(Role)}
-    others: dict[str, EngineTemplate] = {}
-    for pod in engines:
-        template = template_of(pod)
-        if template != current.get(role_of(pod)):
-            others[_template_key(pod)] = template
-        if (state := _state(pod, template)) is not None:
-            states[_uid(pod)] = state
-    unplaced = sorted({role_of(pod) for pod in engines if is_unplaced(pod)})
-    return PublishedEngines(current, _bounded(others), _bounded(states), tuple(unplaced))
+    known = [(role_of(pod), _template_key(pod), template_of(pod), pod) for pod in engines]
+    earlier = {_uid(pod): role_of(pod) for pod in earlier_pods if role_of(pod) in set(Role)}
+    absent = {role for role, key, template, pod in known if key == _uid(pod) and template != current.get(role)}
+    absent |= {earlier[uid] for uid in earlier.keys() - _bounded(earlier).keys()}
+    others = _others(known, current, absent)
+    if len(others) > MAX_PUBLISHED:
+        absent |= {role for role, key, _, _ in known if key in others.keys() - _bounded(others).keys()}
+        others = _others(known, current, absent)
+    states = {_uid(pod): state for _, _, template, pod in known if (state := _state(pod, template)) is not None}
+    return PublishedEngines(
+        {role: template for role, template in current.items() if role not in absent},
+        _bounded(others),
+        dict(islice({**dict.fromkeys(sorted(earlier), PodState.EARLIER), **states}.items(), MAX_PUBLISHED)),
+        tuple(sorted({role_of(pod) for pod in engines if is_unplaced(pod)})),
+    )
+
+
+def left_out(published: PublishedEngines, pods: Iterable[Object]) -> int:
+    """Returns the number of engines that gateways do not use, since more differ than can be published."""
+    found = (pod for pod in pods if role_of(pod) in set(Role))
+    return sum(published.template_of(role_of(pod), str(pod["metadata"]["name"]), _uid(pod)) is None for pod in found)
+
+
+def left_out_event(count: int) -> Event:
+    """Says that engines get no requests."""
+    return Event(
+        EventReason.ENGINES_LEFT_OUT,
+        f"{count} of the engines get no requests, because more than {MAX_PUBLISHED} differ from their tier. Let the "
+        "rollout end, or divide the service.",
+    )
+
+
+def _others(
+    known: Iterable[tuple[str, str, EngineTemplate, Object]],
+    current: Mapping[str, EngineTemplate],
+    absent: Collection[str],
+) -> dict[str, EngineTemplate]:
+    """The templates to publish by ReplicaSet or pod. absent: roles without a template in `current`."""
+    return {key: one for role, key, one, _ in known if role in absent or one != current.get(role)}
 
 
 def template_of(pod: Object) -> EngineTemplate:

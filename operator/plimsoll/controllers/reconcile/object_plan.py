@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService, RoleName
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.reconcile.applied_cache import has_foreign_replicas_owner
-from plimsoll.controllers.reconcile.engine_publication import published_engines
+from plimsoll.controllers.reconcile.engine_publication import left_out, published_engines
 from plimsoll.controllers.reconcile.observe import ObservedService
 from plimsoll.controllers.tier_workload import TIER_WORKLOADS, find_workload, ordered_replicas
 from plimsoll.core import codec
@@ -30,19 +30,22 @@ from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
 
+_WORKLOAD_KINDS: Final = frozenset(kind.kind for kind in TIER_WORKLOADS)
+
 
 @dataclass(frozen=True)
 class ObjectPlan:
     """The objects of a converged service.
 
     templates: ControllerRevisions to create first. desired: objects to apply. prune: objects to delete. revisions: name
-    of the ControllerRevision of each tier.
+    of the ControllerRevision of each tier. left_out: number of engines that gateways do not use.
     """
 
     templates: tuple[Object, ...]
     desired: tuple[Object, ...]
     prune: tuple[Object, ...]
     revisions: dict[str, str]
+    left_out: int = 0
 
 
 def plan_objects(
@@ -85,9 +88,12 @@ def plan_objects(
         )
     desired += _target_objects(observed, service, target_selector)
     is_kept = is_target_unread and _target_port(service) is not None
+    unused = 0
     if service.spec.takes_requests:
         live = _live_engines(observed) if is_kept else None
-        desired.append(_admission(observed, service, desired, report, live))
+        engines = live or _engines(observed, service, desired)
+        desired.append(_admission(observed, engines, report))
+        unused = 0 if live else left_out(engines, observed.pods)
     desired_names = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
     if is_kept:
         desired_names.add(("Service", object_meta.targets_name(service.metadata.name)))
@@ -96,7 +102,20 @@ def plan_objects(
         for child_name, child in observed.children.items()
         if child_name not in desired_names and not _is_mounted(child, observed.pods)
     )
-    return ObjectPlan(tuple(templates), tuple(desired), prune, revisions)
+    return ObjectPlan(tuple(templates), tuple(desired), prune, revisions, unused)
+
+
+def plan_invalid(observed: ObservedService) -> ObjectPlan:
+    """The plan for a service with an invalid spec: what gateways need of the engines that run on, and no more.
+
+    Nothing says what the targets of an invalid spec are: what is published of them stays.
+    """
+    workloads = [child for (kind, _), child in observed.children.items() if kind in _WORKLOAD_KINDS]
+    if not workloads:
+        return ObjectPlan((), (), (), {})
+    engines = published_engines(workloads, observed.pods, observed.earlier_pods)
+    admission = _admission(observed, engines, None)
+    return ObjectPlan((), (admission,), (), {}, left_out(engines, observed.pods))
 
 
 def _target_objects(observed: ObservedService, service: InferenceService, selector: str | None) -> list[Object]:
@@ -120,17 +139,15 @@ def _live_engines(observed: ObservedService) -> PublishedEngines | None:
         return None
 
 
-def _admission(
-    observed: ObservedService,
-    service: InferenceService,
-    desired: Iterable[Object],
-    report: ScalingReport | None,
-    live_engines: PublishedEngines | None,
-) -> Object:
-    """What gateways are to read. desired: the other objects of the service. live_engines: to publish again."""
-    workloads = [one for one in desired if one["kind"] in {kind.kind for kind in TIER_WORKLOADS}]
+def _engines(observed: ObservedService, service: InferenceService, desired: Iterable[Object]) -> PublishedEngines:
+    """The engines to publish. desired: the other objects of the service."""
+    workloads = [one for one in desired if one["kind"] in _WORKLOAD_KINDS]
     targets = () if service.spec.targets is None else [role for role, _ in service.spec.targets.items()]
-    engines = live_engines or published_engines(workloads, observed.pods, observed.earlier_pods, targets)
+    return published_engines(workloads, observed.pods, observed.earlier_pods, targets)
+
+
+def _admission(observed: ObservedService, engines: PublishedEngines, report: ScalingReport | None) -> Object:
+    """What gateways are to read."""
     if report is None:
         live = observed.children.get((labels.ADMISSION_KIND, observed.service_object["metadata"]["name"]))
         return objects.admission(observed.service_object, (live or {}).get("limits"), engines)

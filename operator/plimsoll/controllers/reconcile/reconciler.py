@@ -28,8 +28,9 @@ from plimsoll.controllers.object_cache import Key, ObjectCache, role_of
 from plimsoll.controllers.reconcile.adapter_status import ReportsByPod
 from plimsoll.controllers.reconcile.applied_cache import AppliedCache, annotated
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
+from plimsoll.controllers.reconcile.engine_publication import left_out_event
 from plimsoll.controllers.reconcile.name_claims import NameGrants
-from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
+from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_invalid, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
 from plimsoll.controllers.reconcile.ownership import require_parent, require_unowned
 from plimsoll.controllers.reconcile.pod_diagnosis import PodProblem
@@ -152,8 +153,8 @@ class Reconciler:
             return
         plan: ObjectPlan | None = None
         rejected: str | None = None
+        report = self._report(key)
         if observed.service is not None:
-            report = self._report(key)
             plan = plan_objects(
                 observed,
                 observed.service,
@@ -164,10 +165,11 @@ class Reconciler:
                 target_selector=routed_selector(observed.service_object, self._targets(key), "serve"),
                 is_target_unread=is_unread(self._targets(key), "serve"),
             )
-            try:
-                await self._apply(key, observed, plan, None if report is None else report.measured_chunk)
-            except (ObjectRejected, Forbidden) as error:
-                rejected = str(error)
+        wanted = None if plan is None or report is None else report.measured_chunk
+        try:
+            await self._apply(key, observed, plan or plan_invalid(observed), wanted)
+        except (ObjectRejected, Forbidden) as error:
+            rejected = str(error)
         pool_condition = None
         if observed.service is not None:
             pool_condition = await self._pools.reconcile(
@@ -233,6 +235,8 @@ class Reconciler:
             events = tuning_events(deployed, object_plan.templates)
         if (chunk_changed := chunk_event(observed.children, object_plan.desired, wanted)) is not None:
             events = (chunk_changed,)
+        if object_plan.left_out and any(one["kind"] == labels.ADMISSION_KIND for one in changed):
+            events += (left_out_event(object_plan.left_out),)
         for event in events:
             await self.status.record_event(observed.service_object, event)
         for template_revision in object_plan.templates:

@@ -37,6 +37,7 @@ class TenantQuotas:
 
     def __init__(self) -> None:
         self._buckets: dict[str, RateBucket] = {}
+        self._changed: set[str] = set()  # tenants of whose quota something was taken since `changed`
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -46,17 +47,27 @@ class TenantQuotas:
         if policy.requests_per_s is None and policy.tokens_per_min is None:
             return 0.0
         limits = _limits(policy)
+        self._changed.add(tenant)
         return self._bucket(tenant, limits, now).take(limits, tokens, now)
 
     def take_spent(self, now: float) -> dict[str, Spent]:
         """Returns what is spent of each tenant's quota, and forgets it: another controller counts it from now on."""
         spent = {tenant: bucket.spent(now) for tenant, bucket in self._buckets.items()}
         self._buckets.clear()
+        self._changed.clear()
         return {tenant: found for tenant, found in spent.items() if any(found)}
+
+    def changed(self, now: float, *, is_all: bool = False) -> dict[str, Spent]:
+        """Returns what is spent of each quota from which something was taken since the last call, or of all."""
+        names = self._buckets.keys() if is_all else self._changed & self._buckets.keys()
+        spent = {tenant: self._buckets[tenant].spent(now) for tenant in names}
+        self._changed.clear()
+        return spent
 
     def spend(self, tenant: str, policy: TenantPolicy, spent: Spent, now: float) -> None:
         """Count what another controller has admitted."""
         limits = _limits(policy)
+        self._changed.add(tenant)
         self._bucket(tenant, limits, now).spend(limits, spent, now)
 
     def _bucket(self, tenant: str, limits: RateLimits, now: float) -> RateBucket:
@@ -68,6 +79,7 @@ class TenantQuotas:
         """Drop the buckets of tenants without a policy."""
         for tenant in [name for name in self._buckets if name not in policies]:
             del self._buckets[tenant]
+        self._changed &= self._buckets.keys()
 
 
 def _limits(policy: TenantPolicy) -> RateLimits:

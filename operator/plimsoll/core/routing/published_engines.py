@@ -18,7 +18,7 @@ from plimsoll.core import codec
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.codec import Count
 
-MAX_PUBLISHED: Final = 100  # templates that differ, and pods: what is beyond counts as the template of its tier
+MAX_PUBLISHED: Final = 2000  # templates that differ, and as many pods; engines beyond are not used
 
 
 class PodState(StrEnum):
@@ -64,7 +64,8 @@ class EngineTemplate:
 class PublishedEngines:
     """The engines of one service.
 
-    - `current`: the template of each tier, by role, from which new pods are made.
+    - `current`: the template of each tier, by role, from which new pods are made. It lacks a role while some of its
+      pods can be known by `others` alone.
     - `others`: templates that differ from it, by the name of a ReplicaSet, or by the uid of a pod that has none.
     - `pods`: `PodState` of pods, by uid.
     - `unplaced`: roles of which a pod waits for room in the cluster.
@@ -76,7 +77,7 @@ class PublishedEngines:
     unplaced: tuple[str, ...] = ()
 
     def template_of(self, role: str, pod: str, uid: str) -> EngineTemplate | None:
-        """Returns the template of a pod, None for a role that the service does not have.
+        """Returns the template of a pod, None for one that is not known: it is not to be used.
 
         The name of a ReplicaSet is that of its pods without the last part.
         """

@@ -78,10 +78,10 @@ class OneQueue:
         self._secret = PeerSecret(settings.peer_secret, self._on_secret)
         self._ownership = Ownership(settings.pod)
         self._views = PeerViews(self._ownership, picker.on_ownership_change)
-        self._server = OwnerServer(picker, self._ownership, self._secret, self._views, tls)
-        self._spent = SpentLimits(picker, self._ownership)
-        self._tls = tls
         self._links: dict[str, OwnerLink] = {}
+        self._spent = SpentLimits(picker, self._ownership, self._links)
+        self._server = OwnerServer(picker, self._ownership, self._secret, self._views, self._spent, tls)
+        self._tls = tls
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._pending: dict[str, _PendingQuestion] = {}
         self._applied_engines = AppliedEngines(has_applied)
@@ -105,6 +105,7 @@ class OneQueue:
     def close(self) -> None:
         """End all connections. Requests that wait for another gateway are decided here."""
         self._server.close()
+        self._spent.close()
         for task in self._tasks.values():
             task.cancel()
 
@@ -145,6 +146,8 @@ class OneQueue:
         fallbacks = {key: fallback for key, fallback in sized.items() if fallback}
         if self._ownership.set_fallbacks(fallbacks) or before != self._sized:
             asyncio.get_running_loop().call_soon(lambda: self._on_owners_changed(time.monotonic()))
+        elif self._spent.is_waiting:
+            asyncio.get_running_loop().call_soon(lambda: self._spent.take_back(time.monotonic()))
 
     def owner_of(self, key: str) -> str:
         """Returns the name of the gateway that owns a service."""
@@ -169,6 +172,7 @@ class OneQueue:
             link.ping()
             self._report_running(link, now, is_all=False)
             self._spent.hand_over(link, now)
+        self._spent.copy_all(self._links.values(), now)
         self._views.check()
         self._server.hand_over(now)
         for ctx in self._picker.queue.requests():
@@ -413,8 +417,7 @@ class OneQueue:
     def _on_link_ready(self, link: OwnerLink) -> None:
         link.send(messages.External(dict(self._external)))
         self._report_running(link, now := time.monotonic(), is_all=True)
-        self._spent.collect(now, link.name)  # decided here while this owner did not answer
-        self._spent.hand_over(link, now)
+        self._spent.on_link_ready(link, now)
 
     def _report_running(self, link: OwnerLink, now: float, *, is_all: bool) -> None:
         """Name the requests of the services that the other gateway owns."""

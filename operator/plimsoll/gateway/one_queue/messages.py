@@ -30,6 +30,7 @@ OutputTokens: TypeAlias = Annotated[int, Meta(ge=1)]
 Hash: TypeAlias = Annotated[int, Meta(ge=0)]
 Blocks: TypeAlias = Annotated[tuple[Hash, ...], Meta(max_length=MAX_BLOCKS)]
 Headers: TypeAlias = Annotated[dict[Name, Name], Meta(max_length=32)]
+Instance: TypeAlias = Annotated[bytes, Meta(max_length=16)]
 View: TypeAlias = Annotated[bytes, Meta(max_length=16)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
 Number: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -52,11 +53,15 @@ class Ping(Message):
 
 
 class Pong(Message):
-    """The answer to a ping, with the view of the other side, and messages that earlier releases do not take."""
+    """The answer to a ping, with the view of the other side, and messages that earlier releases do not take.
+
+    `instance` names the process: one that takes `SpentCopies` has one, and one that started again has another.
+    """
 
     view: View = b""
     takes_first_tokens: bool = False
     takes_spent_limits: bool = False
+    instance: Instance = b""
 
 
 class Question(Message):
@@ -233,8 +238,25 @@ class SpentLimits(Message):
     spent: Annotated[list[SpentLimit], Meta(max_length=MAX_BATCH)]
 
 
+class SpentCopies(Message):
+    """What this process, the owner, has counted: for the gateway that is to own it if this one is killed."""
+
+    instance: Instance
+    spent: Annotated[list[SpentLimit], Meta(max_length=MAX_BATCH)]
+
+
 ToOwner: TypeAlias = (
-    Greeting | Ping | Question | Withdrawn | RunningRequests | FirstToken | Ended | External | Charge | SpentLimits
+    Greeting
+    | Ping
+    | Question
+    | Withdrawn
+    | RunningRequests
+    | FirstToken
+    | Ended
+    | External
+    | Charge
+    | SpentLimits
+    | SpentCopies
 )  # from the asking side
 FromOwner: TypeAlias = Pong | Queued | Answer | Refused | Charged
 

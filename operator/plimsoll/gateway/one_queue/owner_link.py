@@ -90,6 +90,7 @@ class OwnerLink:
         self._was_silent = False  # since a missing acknowledgement
         self.takes_first_tokens = False  # on this connection, as the next one
         self.takes_spent_limits = False
+        self.instance = b""  # of the other process; empty of an earlier release
 
     @property
     def is_ready(self) -> bool:
@@ -190,7 +191,7 @@ class OwnerLink:
         if isinstance(message, messages.Pong):
             self._views.record(self.name, message.view)
             self.takes_first_tokens = message.takes_first_tokens
-            self.takes_spent_limits = message.takes_spent_limits
+            self.takes_spent_limits, self.instance = message.takes_spent_limits, message.instance
         if not self._is_ready:
             self._is_ready = self._was_ready = True
             self._paused_until_s = 0.0
@@ -206,6 +207,7 @@ class OwnerLink:
             return
         self._connection, self._is_ready, self._was_silent = None, False, False
         self.takes_first_tokens = self.takes_spent_limits = False
+        self.instance = b""
         self._views.drop(self.name)
         for number in list(self._unanswered):
             self._finish(number, FallbackReason.DISCONNECTED)

@@ -20,12 +20,13 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from plimsoll.gateway.identity import Identity
-from plimsoll.gateway.one_queue import conversions, messages, spent_limits
+from plimsoll.gateway.one_queue import conversions, messages
 from plimsoll.gateway.one_queue.connection import Connection, PeerConnection
 from plimsoll.gateway.one_queue.frames import FrameError
 from plimsoll.gateway.one_queue.ownership import Ownership
 from plimsoll.gateway.one_queue.peer_secret import PeerSecret
 from plimsoll.gateway.one_queue.peer_views import PeerViews
+from plimsoll.gateway.one_queue.spent_limits import SpentLimits
 from plimsoll.gateway.one_queue.tls_stream import PeerTls
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_context import RequestContext
@@ -50,6 +51,7 @@ class OwnerServer:
         ownership: Ownership,
         peer_secret: PeerSecret,
         views: PeerViews,
+        spent: SpentLimits,
         tls: PeerTls | None = None,
     ) -> None:
         """tls: None for plain TCP."""
@@ -58,6 +60,7 @@ class OwnerServer:
         self._ownership = ownership
         self._peer_secret = peer_secret
         self._views = views
+        self._spent = spent
         self._connections: set[Connection] = set()  # of gateways
         self._unproven: dict[Connection, None] = {}  # in the order in which they were opened
         self._addresses: frozenset[str] = frozenset()  # of the gateways
@@ -78,6 +81,7 @@ class OwnerServer:
             messages.External: self._set_external,
             messages.Charge: self._charge,
             messages.SpentLimits: self._count_spent,
+            messages.SpentCopies: self._keep_copies,
         }
 
     async def start(self, address: str, port: int) -> None:
@@ -158,7 +162,7 @@ class OwnerServer:
 
     def _pong(self, connection: Connection, message: messages.Ping, now: float) -> None:
         self._views.record(connection.peer, message.view)
-        connection.send(messages.Pong(self._views.own, takes_first_tokens=True, takes_spent_limits=True))
+        connection.send(messages.Pong(self._views.own, True, True, self._spent.instance))
 
     def _set_external(self, connection: Connection, message: messages.External, now: float) -> None:
         if self._picker.inflight.set_peer_external(connection.peer, message.counts):
@@ -300,8 +304,10 @@ class OwnerServer:
         connection.send(charged)
 
     def _count_spent(self, connection: Connection, message: messages.SpentLimits, now: float) -> None:
-        for spent in message.spent:
-            spent_limits.count(self._picker, spent, now)
+        self._spent.count(connection.peer, message.spent, now)
+
+    def _keep_copies(self, connection: Connection, message: messages.SpentCopies, now: float) -> None:
+        self._spent.keep_copies(connection.peer, message, now)
 
     def _is_via(self, connection: Connection, request_id: str) -> bool:
         in_flight = self._picker.inflight.get(request_id)

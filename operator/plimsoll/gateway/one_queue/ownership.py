@@ -51,6 +51,7 @@ class Ownership:
         self._candidates: frozenset[str] = frozenset()
         self._groups: dict[str, str] = {}
         self._owners: dict[str, str] = {}
+        self._next_owners: dict[str, str] = {}
         self._view = b""
 
     @property
@@ -78,6 +79,7 @@ class Ownership:
             return False
         self._candidates = candidates
         self._owners.clear()
+        self._next_owners.clear()
         self._view = b""
         return True
 
@@ -88,6 +90,7 @@ class Ownership:
             return False
         self._groups = groups
         self._owners.clear()
+        self._next_owners.clear()
         self._view = b""
         return True
 
@@ -95,9 +98,25 @@ class Ownership:
         """Returns the name of the pod that owns a service, by its key."""
         return self._owner(f"service/{self._groups.get(service, service)}")
 
+    def next_owner_of(self, service: str) -> str:
+        """Returns the pod that owns a service once its owner is gone, "" without one."""
+        return self._next_owner(f"service/{self._groups.get(service, service)}")
+
+    def next_owner_of_key(self, name: str) -> str:
+        """Returns the pod that counts the requests of an API key once its owner is gone, "" without one."""
+        return self._next_owner(f"key/{name}")
+
     def owner_of_key(self, name: str) -> str:
         """Returns the name of the pod that counts the requests of an API key, by the key's name."""
         return self._owner(f"key/{name}")
+
+    def _next_owner(self, key: str) -> str:
+        if (owner := self._next_owners.get(key)) is None:
+            others = self._candidates - {self._owner(key)}
+            if len(self._next_owners) >= MAX_REMEMBERED:
+                self._next_owners.clear()
+            owner = self._next_owners[key] = rendezvous_owner(key, others) if others else ""
+        return owner
 
     def _owner(self, key: str) -> str:
         owner = self._owners.get(key)
