@@ -43,6 +43,7 @@ def played(case: MismatchCase, seconds: float) -> ServiceState:
     config = RunConfig({Role.SERVE: 2}, seconds, gateways=1, tail_s=0.0)
     simulator = Simulator(service, plant, PlimsollPolicy(), config, lambda _: None)
     simulator.run(requests)
+    assert simulator.operator is not None
     return simulator.operator.service_state
 
 
