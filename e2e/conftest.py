@@ -61,6 +61,7 @@ LAST_SCENARIOS = (
 )
 LAST_SCENARIOS += (
     "lagging_signals",
+    "model_mismatch",
     "eviction",
     "multiple_gateways",
     "gateway_scaling",
@@ -90,6 +91,7 @@ EXTENDED_SCENARIOS = (
     "lagging_signals",
     "lora",
     "many_adapters",
+    "model_mismatch",
     "names_change",
     "other_autoscalers",
     "other_engine",

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from bench.mismatch.cases import CASES, MismatchCase
+from bench.mismatch.plants import MismatchedPlant
 from plimsoll.api.conditions import ConditionReason, ConditionType
+from plimsoll.api.v1alpha1 import parse
 from plimsoll.controllers.autoscale import scaling_conditions
 from plimsoll.core.autoscaling import fleet_decisions
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.itl_limit import ItlLimit
-from plimsoll.core.autoscaling.model_mismatch import limits_mismatches
-from plimsoll.core.autoscaling.observations import SizingResult
+from plimsoll.core.autoscaling.model_mismatch import limits_mismatches, speed_mismatches
+from plimsoll.core.autoscaling.observations import Mismatch, SizingResult
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.capacity.tier_model import Constraint
+from plimsoll.core.engine_model.calibration.posterior_model import initial_posterior
 from plimsoll.core.engine_model.measured_limits import NO_MEASURED_LIMITS, MeasuredLimits
-from plimsoll.core.engine_model.step_time import EngineLimits
+from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
+from plimsoll.core.types import Role
+from plimsoll.sim.policies.base import PlimsollPolicy
+from plimsoll.sim.run_config import RunConfig
+from plimsoll.sim.simulator import Simulator
 from tests.controllers.single_service import ABOUT, SingleService
 
 SIZED = SizingResult(2, 2, 24.0, 0.05, 1.0, Constraint.SLOTS, 0.97, 0.6)
 ANNOUNCED = EngineLimits(max_sequences=256, kv_tokens=400_000, token_budget=8192)
+
+
+PLAYED_S = 200.0
+
+
+def played(case: MismatchCase, seconds: float) -> ServiceState:
+    """What the operator knows after so many seconds of a case, with two replicas at first."""
+    service, requests = parse(case.manifest()), [one for one in case.requests(0) if one.at_s < seconds]
+    plant = MismatchedPlant(gpus={Role.SERVE: 1}, **case.plant_fields())
+    config = RunConfig({Role.SERVE: 2}, seconds, gateways=1, tail_s=0.0)
+    simulator = Simulator(service, plant, PlimsollPolicy(), config, lambda _: None)
+    simulator.run(requests)
+    assert simulator.operator is not None
+    return simulator.operator.service_state
 
 
 def message_of(**tiers: SizingResult) -> str | None:
@@ -42,11 +65,23 @@ def test_no_condition_while_nothing_contradicts_the_model() -> None:
 def test_fewer_slots_and_less_kv_than_announced() -> None:
     limits = MeasuredLimits(32.0, full=8.0, full_at_most=8.0, kv_share=0.5)
     measured = limits_mismatches(limits, ANNOUNCED)
-    assert message_of(prefill=SIZED, decode=replace(SIZED, limits_mismatches=measured)) == (
+    assert message_of(prefill=SIZED, decode=replace(SIZED, engine_mismatches=measured)) == (
         "decode: an engine runs 32 sequences at once while others wait, announced 256 sequences. Check "
         "--max-num-seqs of the engine; decode: the KV cache of an engine holds 200,000 tokens by its use, announced "
         "400,000 tokens. Check what else uses the memory of its GPUs"
     )
+
+
+def test_slow_steps_count_from_a_quarter_and_ten_windows_on() -> None:
+    prior = StepModel(0.01, 0.0, 1e-5, 0.0, 1e-5, 0.0)
+
+    def found(ratio: float, windows: float) -> tuple[Mismatch, ...]:
+        moment = (ratio * windows, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return speed_mismatches(replace(initial_posterior(prior, prior), weight=windows, moment=moment))
+
+    assert speed_mismatches(None) == found(1.24, 20.0) == found(1.4, 9.0) == ()
+    [mismatch] = found(1.4, 10.0)
+    assert "1.4 times as long" in mismatch.evidence
 
 
 def test_longer_itl_than_its_target() -> None:
@@ -56,6 +91,30 @@ def test_longer_itl_than_its_target() -> None:
         "serve: capacity correction 1.44, because p99 itl was 72 ms, target 50 ms (1 predicted). Check "
         "--max-num-batched-tokens and the load of the engine's host"
     )
+
+
+@pytest.mark.parametrize(
+    ("case", "evidence"),
+    [
+        ("slow", "steps of the engines take 1.[3-5] times as long as their data sheet or self-benchmark predicts"),
+        ("few-slots", "an engine runs 32 sequences at once while others wait, announced 256 sequences"),
+        ("host-quiet", "first tokens take [0-9]+ ms longer than the model predicts"),
+        ("none", None),
+    ],
+    ids=lambda value: value if value in CASES else "",
+)
+def test_played_mismatch_is_in_explain_and_in_condition(case: str, evidence: str | None) -> None:
+    state = played(CASES[case], PLAYED_S)
+    condition = scaling_conditions.model_mismatch(state)
+    assert state.last_decision is not None
+    [tier] = state.last_decision.decision.tiers.values()
+    reasons = "; ".join(step.reason for step in tier.steps)
+    if evidence is None:
+        assert condition is None
+    else:
+        assert condition is not None
+        assert re.search(evidence, condition.message)
+        assert re.search(evidence, reasons)
 
 
 def test_late_first_tokens_and_rejections() -> None:

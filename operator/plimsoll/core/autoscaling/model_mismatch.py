@@ -5,10 +5,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from plimsoll.core.autoscaling.observations import Mismatch, SizingResult
+from plimsoll.core.engine_model.calibration.estimates import step_time_ratio
+from plimsoll.core.engine_model.calibration.posterior_model import Posterior
 from plimsoll.core.engine_model.measured_limits import MeasuredLimits
 from plimsoll.core.engine_model.step_time import EngineLimits
 from plimsoll.core.units import format_seconds
+
+_SLOW_STEPS: Final = 1.25  # times the predicted time
+
+
+def speed_mismatches(posterior: Posterior | None) -> tuple[Mismatch, ...]:
+    """Return how much longer the steps of engines take than their prior predicts, if that is much."""
+    ratio = None if posterior is None else step_time_ratio(posterior)
+    if ratio is None or ratio < _SLOW_STEPS:
+        return ()
+    evidence = f"steps of the engines take {ratio:.1f} times as long as their data sheet or self-benchmark predicts"
+    return (Mismatch(evidence, "Check clocks and power limit of the GPUs, and what else runs on them"),)
 
 
 def limits_mismatches(measured: MeasuredLimits, announced: EngineLimits | None) -> tuple[Mismatch, ...]:
@@ -34,7 +49,7 @@ def limits_mismatches(measured: MeasuredLimits, announced: EngineLimits | None) 
 
 def sizing_mismatches(sizing: SizingResult) -> tuple[Mismatch, ...]:
     """Return all that corrects this sizing."""
-    found = list(sizing.limits_mismatches)
+    found = list(sizing.engine_mismatches)
     correction = f"capacity correction {sizing.capacity_correction:.2f}, because"
     if sizing.itl_limit is not None:
         itl_s, target_s = sizing.itl_limit.itl_s, sizing.itl_limit.target_s

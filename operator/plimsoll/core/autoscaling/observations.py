@@ -65,8 +65,8 @@ class SizingResult:
     ready replicas at the current level; None if unknown. infeasible: no number of replicas meets the SLO, and the
     sizing uses the feasible SLO that it names. capacity_correction: factor from observed rejections or ITL, included in
     `replicas`. itl_limit: what it is by, None for rejections. ttft_offset_s: TTFT beyond the model, from late first
-    tokens, included too. limits_mismatches: what engines hold less than announced, included too. target_classes: the
-    request class whose own target replaces that of the service, by the target's name.
+    tokens, included too. engine_mismatches: how engines differ from what they announced and from the prior,
+    included too. target_classes: the request class whose own target replaces that of the service, by the target's name.
     """
 
     replicas: int
@@ -85,7 +85,7 @@ class SizingResult:
     capacity_correction: float = 1.0
     itl_limit: ItlLimit | None = None
     ttft_offset_s: float = 0.0
-    limits_mismatches: tuple[Mismatch, ...] = ()
+    engine_mismatches: tuple[Mismatch, ...] = ()
     target_classes: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -9,7 +9,7 @@ from plimsoll.core.autoscaling import cadence
 from plimsoll.core.autoscaling.cadence import DecisionBasis
 from plimsoll.core.autoscaling.capacity_correction import correct_sizings
 from plimsoll.core.autoscaling.decide import decide
-from plimsoll.core.autoscaling.model_mismatch import limits_mismatches
+from plimsoll.core.autoscaling.model_mismatch import limits_mismatches, speed_mismatches
 from plimsoll.core.autoscaling.observations import (
     LaggingSignals,
     NoDemand,
@@ -78,14 +78,14 @@ def _sizing_unavailable(demand: TierDemand | Unavailable, tier: TierState) -> Un
 def _with_notes(
     sizing: SizingResult | Unavailable, engines: TierEngines, target_classes: Mapping[str, str]
 ) -> SizingResult | Unavailable:
-    """Return the sizing with what engines hold less than announced, and the classes whose targets it is for."""
+    """Return the sizing with what engines contradict in the model, and the classes whose targets it is for."""
     if isinstance(sizing, Unavailable):
         return sizing
     if target_classes:
         sizing = replace(sizing, target_classes=target_classes)
-    if engines.limits is engines.announced:
-        return sizing
-    return replace(sizing, limits_mismatches=limits_mismatches(engines.measured_limits, engines.announced))
+    held = () if engines.limits is engines.announced else limits_mismatches(engines.measured_limits, engines.announced)
+    found = (*held, *speed_mismatches(engines.posterior))
+    return replace(sizing, engine_mismatches=found) if found else sizing
 
 
 def _tier_observation(

@@ -99,6 +99,13 @@ def assess_quality(posterior: Posterior) -> CalibrationQuality:
     return CalibrationQuality(insufficiency is None, message, base_sd, work_sd, noise_sd, load_sd, posterior.weight)
 
 
+def step_time_ratio(posterior: Posterior) -> float | None:
+    """Return measured over predicted time of the observed steps, by the prior; None until there are `_MIN_WINDOWS`."""
+    if posterior.weight < _MIN_WINDOWS:
+        return None
+    return sum(posterior.moment[:6]) / posterior.weight  # the six shares of a row sum to one
+
+
 def _insufficiency(windows: float, noise_sd: float, load_sd: float, base_sd: float, work_sd: float) -> str | None:
     if noise_sd > _MAX_NOISE_SD:
         return f"not known: the windows disagree by {noise_sd:.0%} with any model"
