@@ -14,7 +14,7 @@ from plimsoll.api import labels
 from plimsoll.core.engine_model.observed_benchmark import MIN_REQUESTS, observed_benchmark
 from plimsoll.core.engine_model.self_benchmark import choose_prior
 from plimsoll.core.ports import EngineInfo, EngineReading
-from plimsoll.core.types import Unavailable
+from plimsoll.core.types import Role, Unavailable
 from plimsoll.engines.launched import METRICS
 from plimsoll.engines.registry import ENGINES
 
@@ -89,7 +89,7 @@ def test_known_model_on_a_named_accelerator_has_its_roofline() -> None:
 )
 def test_too_few_requests_or_missing_metrics_give_no_benchmark(page: str) -> None:
     reading = parse_metrics(page.encode(), "p", 0.0, METRICS)
-    assert observed_benchmark(reading, reading) is None
+    assert observed_benchmark(reading, reading, Role.SERVE) is None
 
 
 def test_shell_command_is_split() -> None:

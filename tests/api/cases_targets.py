@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.api.cases import Case, single_edit, text_cases
-from tests.api.manifests import ABSENT, adopted
+from tests.api.manifests import ABSENT, adopted, adopted_pair
 
 _TARGET = "spec.targets.serve"
 _REF = f"{_TARGET}.scaleTargetRef"
@@ -11,12 +11,54 @@ _REQUIRED = ("is required", "Required value")
 _SELECTOR = "must be a label selector of equalities, such as app=llm,tier=serve"
 _NOT_RUN = "is not allowed with targets: Plimsoll does not run their engines"
 _NO_GATEWAY = "is not allowed with targets without targets.serve.port: their requests do not pass the gateway"
+_SHAPE = "use either serve alone, or prefill and decode"
+_OTHER = {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "other"}}
 _NO_LIMIT = "is not allowed with targets: only engines that Plimsoll runs add it to requests"
 
 TARGET_CASES = [
     Case({"spec.tiers": {"serve": {}}}, "spec.tiers", "tiers and targets exclude each other", base=adopted),
     Case({"spec.targets": ABSENT}, "spec.tiers", "tiers or targets is required: use tiers for engines", base=adopted),
-    single_edit(_TARGET, ABSENT, *_REQUIRED, base=adopted),
+    Case({_TARGET: ABSENT}, "spec.targets", f"has no tier: {_SHAPE}", base=adopted),
+    *[
+        Case({f"spec.targets.{role}": ABSENT}, "spec.targets", f"has {other} alone: {_SHAPE}", base=adopted_pair)
+        for role, other in (("prefill", "decode"), ("decode", "prefill"))
+    ],
+    Case(
+        {_TARGET: {**_OTHER, "maxReplicas": 1}},
+        "spec.targets",
+        f"has prefill, decode and serve: {_SHAPE}",
+        base=adopted_pair,
+    ),
+    *[
+        Case(
+            {f"spec.targets.{role}.port": 8000},
+            f"spec.targets.{role}.port",
+            "is not allowed for prefill and decode: gateways cannot route to pairs that something else manages",
+            base=adopted_pair,
+        )
+        for role in ("prefill", "decode")
+    ],
+    Case(
+        {"spec.targets.decode.scaleTargetRef.name": "llm-prefill"},
+        "spec.targets.decode.scaleTargetRef",
+        "must not be the object of prefill: each role has a replica count of its own",
+        base=adopted_pair,
+    ),
+    Case(
+        {"spec.slo": {"tpot": "50ms"}, "spec.scaling.mode": "Auto"},
+        "spec.slo.ttft",
+        "is required with targets.prefill in mode Auto: no other target sizes prefill engines",
+        "Required value",
+        base=adopted_pair,
+    ),
+    Case(
+        {"spec.slo": {"e2e": "10s"}},
+        "spec.slo.ttft",
+        "ttft is required with e2e if there is a prefill tier, because it sizes that tier",
+        "Required value",
+        base=adopted_pair,
+    ),
+    single_edit("spec.admission", {}, _NO_GATEWAY, base=adopted_pair),
     single_edit(_REF, ABSENT, *_REQUIRED, base=adopted),
     *[single_edit(f"{_REF}.{name}", ABSENT, *_REQUIRED, base=adopted) for name in ("apiVersion", "kind", "name")],
     single_edit(f"{_TARGET}.maxReplicas", ABSENT, *_REQUIRED, base=adopted),

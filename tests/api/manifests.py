@@ -36,6 +36,19 @@ def adopted(**edits: Any) -> Manifest:
     return edited(manifest, edits)
 
 
+def adopted_pair(**edits: Any) -> Manifest:
+    """Prefill and decode engines of two Deployments that exist."""
+    manifest = adopted()
+    manifest["spec"]["targets"] = {
+        role: {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"llm-{role}"},
+            "maxReplicas": 4,
+        }
+        for role in ("prefill", "decode")
+    }
+    return edited(manifest, edits)
+
+
 def examples() -> dict[str, Manifest]:
     """The manifests that ship, by file name."""
     return _manifests(EXAMPLES)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from plimsoll.api.v1alpha1 import InferenceService, InferenceServiceStatus, parse
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.errors import InvalidSpec
 from tests.api.all_cases import ALL_CASES
 from tests.api.cases import Case
-from tests.api.manifests import ABSENT, Manifest, adopted, aggregated, examples, service
+from tests.api.manifests import ABSENT, Manifest, adopted, adopted_pair, aggregated, examples, service
 from tests.api.mutations import mutations
 from tests.api.statuses import STATUS
 from tests.api.valid_manifests import VALID_ADOPTED, VALID_AGGREGATED, VALID_EDITS
@@ -59,12 +60,12 @@ def test_parse_tier_field_of_target_is_unknown(edits: Manifest) -> None:
     assert problem == f"spec.targets.serve.{name}: is not a known field"
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_target_of_a_pair_is_refused_by_its_name(role: str) -> None:
-    ref = {"apiVersion": "apps/v1", "kind": "Deployment", "name": role}
-    with pytest.raises(InvalidSpec) as caught:
-        parse(adopted(**{f"spec.targets.{role}": {"scaleTargetRef": ref, "maxReplicas": 2}}))
-    assert caught.value.problems == (f"spec.targets.{role}: is not a known field",)
+def test_targets_of_a_pair_are_tiers_without_requests() -> None:
+    spec = parse(adopted_pair(**{"spec.targets.decode.metricsPort": 8200})).spec
+    assert [role for role, _ in spec.sized_tiers.items()] == ["prefill", "decode"]
+    assert (spec.takes_requests, spec.mode) == (False, ScalingMode.RECOMMEND)
+    assert spec.targets is not None
+    assert spec.targets.metrics_ports == "8000 (prefill) and 8200 (decode)"
 
 
 @pytest.mark.parametrize("name", examples())

@@ -397,3 +397,9 @@ VALID_ADOPTED: list[dict[str, Any]] = [
         "spec.admission": {"classes": [{"name": "a", "requestLimits": {"idleTimeout": "30s"}}]},
     },
 ]
+
+VALID_PAIRS: list[dict[str, Any]] = [
+    {},
+    {"spec.targets.decode.metricsPort": 8200, "spec.targets.prefill.podSelector": "llm-d.ai/role=prefill"},
+    {"spec.scaling.mode": "Auto"},
+]

@@ -14,9 +14,19 @@ from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.routing.published_engines import EngineTemplate, PublishedEngines
 from plimsoll.resources import objects
-from tests.api.manifests import EXAMPLES, Manifest, adopted, aggregated, edited, engine_examples, examples, service
+from tests.api.manifests import (
+    EXAMPLES,
+    Manifest,
+    adopted,
+    adopted_pair,
+    aggregated,
+    edited,
+    engine_examples,
+    examples,
+    service,
+)
 from tests.api.statuses import STATUS
-from tests.api.valid_manifests import VALID_ADOPTED, VALID_AGGREGATED, VALID_EDITS
+from tests.api.valid_manifests import VALID_ADOPTED, VALID_AGGREGATED, VALID_EDITS, VALID_PAIRS
 from tests.crds.conftest import APPLY_MODES, Kubectl
 
 pytestmark = pytest.mark.api
@@ -30,6 +40,7 @@ COLUMNS = ["NAME", "MODEL", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT
 @pytest.mark.parametrize("way", APPLY_MODES)
 def test_boundary_values_are_accepted(kubectl: Kubectl, way: str) -> None:
     tables = [(service, VALID_EDITS), (aggregated, VALID_AGGREGATED), (adopted, VALID_ADOPTED)]
+    tables.append((adopted_pair, VALID_PAIRS))
     edited = [(edits, base(**edits)) for base, table in tables for edits in table]
     errors = kubectl.validate([manifest for _, manifest in edited], *APPLY_MODES[way])
     assert {str(edits): said for (edits, _), said in zip(edited, errors, strict=True) if said} == {}

@@ -54,7 +54,7 @@ def _nodes(path: str, node: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any
 
 
 def _common(path: str) -> str:
-    path = re.sub(r"^spec\.tiers\.(prefill|decode|serve)\b", "spec.tiers.TIER", path)
+    path = re.sub(r"^spec\.(tiers|targets)\.(prefill|decode|serve)\b", r"spec.\1.TIER", path)
     path = re.sub(r"(nodeSelector|labels|annotations|requests|limits)\.[^.]+$", r"\1[]", path)
     return re.sub(r"\[\d+\]", "[]", path)
 

@@ -11,8 +11,8 @@ from jsonschema import Draft7Validator
 
 from crds import json_schema
 from plimsoll.api import crd, labels
-from tests.api.manifests import Manifest, adopted, aggregated, edited, engine_examples, examples, service
-from tests.api.valid_manifests import VALID_ADOPTED, VALID_AGGREGATED, VALID_EDITS
+from tests.api.manifests import Manifest, adopted, adopted_pair, aggregated, edited, engine_examples, examples, service
+from tests.api.valid_manifests import VALID_ADOPTED, VALID_AGGREGATED, VALID_EDITS, VALID_PAIRS
 from tests.chart.rendering import ROOT
 
 PATH = ROOT / json_schema.path_of(crd.definition())
@@ -48,6 +48,7 @@ def test_every_example_is_valid() -> None:
 
 def test_boundary_values_are_valid() -> None:
     tables = [(service, VALID_EDITS), (aggregated, VALID_AGGREGATED), (adopted, VALID_ADOPTED)]
+    tables.append((adopted_pair, VALID_PAIRS))
     cases = [(edits, base(**edits)) for base, table in tables for edits in table]
     assert {str(edits): found for edits, manifest in cases if (found := problems(manifest))} == {}
 

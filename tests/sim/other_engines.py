@@ -107,7 +107,7 @@ class OtherEngines(SimulatedOperator):
         seen = self._view(reading, self._previous.get(reading.pod, reading), self._seen.get(reading.pod))
         self._previous[reading.pod], self._seen[reading.pod] = reading, seen
         first = self._first.setdefault(reading.pod, seen)
-        self._benchmark = self._benchmark or observed_benchmark(seen, first)
+        self._benchmark = self._benchmark or observed_benchmark(seen, first, Role.SERVE)
         super().observe_engine(role, seen)
 
     def tick(

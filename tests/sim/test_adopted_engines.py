@@ -16,12 +16,13 @@ from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.ports import ServiceReading
 from plimsoll.core.types import Role
 from plimsoll.sim.adopted_engines import AdoptedEngines, known_phases
+from plimsoll.sim.attempt import Attempt
 from plimsoll.sim.engine_reading import scrape
 from plimsoll.sim.operator import SimulatedOperator
 from plimsoll.sim.policies.base import PlimsollPolicy
 from plimsoll.sim.run_config import RunConfig
 from plimsoll.sim.simulator import Simulator
-from tests.api.manifests import adopted
+from tests.api.manifests import adopted, adopted_pair
 from tests.sim.sim_harness import H200, PoissonLoad, make_engine, make_plant, run, serve_manifest, simulate
 
 SLO = {"ttft": "2s", "tpot": "50ms"}
@@ -56,6 +57,24 @@ def test_fleet_is_sized_without_gateways_and_nothing_is_rejected() -> None:
     assert beside.operator.published is not None
 
 
+def test_pair_is_sized_by_engines_alone_and_keeps_its_slo() -> None:
+    """Requests are counted at prefill engines: decode engines see none that waits for its prefill."""
+    edits = {f"spec.targets.{role}.maxReplicas": 8 for role in ("prefill", "decode")}
+    pair = parse(adopted_pair(**{"spec.slo": SLO, "spec.scaling.mode": "Auto", **edits}))
+    requests = PoissonLoad(600, 6.0).requests_drawn()
+    config = RunConfig({Role.PREFILL: 1, Role.DECODE: 1}, end_s=requests[-1].at_s)
+    attempts: list[Attempt] = []
+    world = Simulator(pair, PLANT, PlimsollPolicy(), config, attempts.append)
+    world.operator = SilentGateways(pair)
+    world.run(requests)
+    within = sum(
+        one.ttft_s is not None and one.ttft_s <= 2.0 and (one.tpot_s is None or one.tpot_s <= 0.05) for one in attempts
+    )
+    assert within >= 0.99 * len(requests)
+    assert max(row[2] for row in world.log.replicas if row[1] == Role.PREFILL) > 1
+    assert world.operator.published is None
+
+
 def test_target_with_a_port_has_admission_control_of_gateways() -> None:
     requests = PoissonLoad(600, 6.0).requests_drawn()
     world = simulate(requests, of=target_manifest(**{"spec.targets.serve.port": 8000}), hardware=PLANT).world
@@ -71,14 +90,14 @@ def test_operator_knows_what_metrics_and_kubernetes_report() -> None:
     tier = TierSnapshot(1, 1, starting, reported)
     assert reported.self_benchmark is not None
     assert engines.known(tier, ["a"]).engine_info is None
-    engines.observe(scrape(engine, "a", 0.0, 0.0))
+    engines.observe(Role.SERVE, scrape(engine, "a", 0.0, 0.0))
     known = engines.known(tier, ["a"])
     assert known.engine_info is not None
     assert (known.engine_info.self_benchmark, known.engine_info.accelerator) == (None, "unknown")
     assert known.engine_info.kv_tokens == reported.kv_tokens
     assert known.starting == (starting[0], StartingPod("c", 0.0, "launch"))
     run(engine, MANY)
-    engines.observe(scrape(engine, "a", 10.0, 10.0))
+    engines.observe(Role.SERVE, scrape(engine, "a", 10.0, 10.0))
     info = engines.known(tier, ["a"]).engine_info
     assert info is not None
     assert info.self_benchmark is not None

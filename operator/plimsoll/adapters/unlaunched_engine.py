@@ -21,6 +21,7 @@ from plimsoll.core.engine_model.observed_benchmark import observed_benchmark
 from plimsoll.core.engine_model.self_benchmark import find_accelerator
 from plimsoll.core.planning.known_models import find_config
 from plimsoll.core.ports import EngineInfo, EngineReading
+from plimsoll.core.types import Role
 from plimsoll.engines import vllm
 from plimsoll.engines.engine import Engine
 
@@ -57,7 +58,7 @@ def engine_info(
         block_tokens=block_tokens or _count_of(reading.block_tokens),
         max_model_len=engine.max_model_len(args),
         config=config,
-        self_benchmark=observed_benchmark(reading, first),
+        self_benchmark=observed_benchmark(reading, first, _role(pod)),
     )
 
 
@@ -85,6 +86,11 @@ def _kv_tokens(
         return roofline.kv_tokens(roofline.model_shape(config), gpu, gpus)
     except ValueError:
         return None
+
+
+def _role(pod: Object) -> Role:
+    own = pod["metadata"].get("labels") or {}
+    return Role(own.get(labels.ROLE, Role.SERVE))
 
 
 def _gpus(container: Object) -> int:

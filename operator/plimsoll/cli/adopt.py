@@ -224,7 +224,7 @@ def _refusal(fleet: Fleet, image: str) -> str | None:
         return f"DisaggregatedSet {name} sets its replicas, and renames it with each revision"
     role = own_labels.get(_ROLE_LABEL) or adopt_platforms.disaggregated_role(fleet.pods[0])
     if role in ("prefill", "decode"):
-        return f"its role is {role}, and targets support the role serve only"
+        return f"its role is {role}: name it in targets.{role} of a service with prefill and decode"
     return None
 
 

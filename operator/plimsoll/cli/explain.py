@@ -146,7 +146,9 @@ def _metrics_section(metrics_document: dict[str, Any], slo: dict[str, Any], scre
     if not metrics_document:
         return []
     rows_by_name = {
-        "gateways": _gateway_metrics(get_value(metrics_document, "gateways")),
+        "demand" if get_text(metrics_document, "gateways", "source") else "gateways": _gateway_metrics(
+            get_value(metrics_document, "gateways")
+        ),
         "requests": _request_metrics(get_value(metrics_document, "requests")),
         "SLO": _slo_metrics(slo),
     }
@@ -168,6 +170,7 @@ def _gateway_metrics(metrics: Any) -> str:
             f"{rejected_share:.0%} rejected" if rejected_share is not None else "",
             f"{format_optional(get_number(metrics, 'queued'))} queued",
             f"{format_optional(get_number(metrics, 'in_flight'))} in flight",
+            get_text(metrics, "source") or "",
         ]
     )
 

@@ -36,10 +36,8 @@ def metadata(service: InferenceService) -> tuple[dict[str, str], dict[str, str]]
 
 
 def metrics_port(service: InferenceService) -> int | None:
-    """The port of the engine's metrics; None for an engine without any."""
-    engine, targets = service.spec.engine, service.spec.targets
-    if targets is not None:
-        return targets.serve.metrics_port
+    """The port of a tier's engine for its metrics; None for an engine without any."""
+    engine = service.spec.engine
     if engine.contract.launched:
         return engine_contract().ports["launcher"]
     if engine.contract.metrics is not None:

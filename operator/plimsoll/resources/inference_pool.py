@@ -32,7 +32,7 @@ def inference_pool(
     """The InferencePool of a service. target_labels: of the pods of its target; None for a service with tiers."""
     name, targets = service.metadata.name, service.spec.targets
     role = Role.DECODE if service.spec.tiers.decode is not None else Role.SERVE
-    port = service.spec.engine.api_port if targets is None else targets.serve.port
+    port = service.spec.engine.api_port if targets is None else targets.port
     return {
         "apiVersion": labels.POOL_API_VERSION,
         "kind": labels.POOL_KIND,

@@ -17,6 +17,7 @@ from plimsoll.core.autoscaling.inputs import TierSnapshot
 from plimsoll.core.autoscaling.startup_time import POD_PHASES, StartingPod
 from plimsoll.core.engine_model.observed_benchmark import observed_benchmark
 from plimsoll.core.ports import EngineInfo, EngineReading, SelfBenchmark
+from plimsoll.core.types import Role
 from plimsoll.sim.startup import StartupPhases
 
 _UNREPORTED_PHASE: Final = "launch"  # of a pod whose container runs and is not ready
@@ -30,12 +31,12 @@ class AdoptedEngines:
         self._first: dict[str, EngineReading] = {}
         self._benchmarks: dict[str, SelfBenchmark] = {}
 
-    def observe(self, reading: EngineReading) -> None:
+    def observe(self, role: Role, reading: EngineReading) -> None:
         """Learn from a scrape."""
         pod = reading.pod
         if pod in self._benchmarks:
             return
-        benchmark = observed_benchmark(reading, self._first.setdefault(pod, reading))
+        benchmark = observed_benchmark(reading, self._first.setdefault(pod, reading), role)
         if benchmark is not None:
             self._benchmarks[pod] = benchmark
 

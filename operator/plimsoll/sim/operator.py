@@ -64,7 +64,7 @@ class SimulatedOperator:
 
     def observe_engine(self, role: Role, reading: EngineReading) -> None:
         if self._adopted is not None:
-            self._adopted.observe(reading)
+            self._adopted.observe(role, reading)
         self._aggregator.observe_engine(role, reading)
         if reading.running is not None:
             self._requests_by_pod[reading.pod] = reading.running + (reading.waiting or 0.0)

@@ -49,7 +49,7 @@ def _not_in_engine(name: str, attribute: str) -> ValidationRule[Any]:
 def _needs_port(field: str, is_set: Callable[[Any], bool]) -> ValidationRule[Any]:
     """Return a rule against a field of the spec that only gateways apply."""
     return ValidationRule(
-        f"!has(self.targets) || has(self.targets.serve.port) || !has(self.{field})",
+        f"!has(self.targets) || (has(self.targets.serve) && has(self.targets.serve.port)) || !has(self.{field})",
         f"is not allowed with targets without targets.serve.port: {_NO_GATEWAY}",
         lambda own: own.targets is None or own.targets.take_requests or not is_set(own),
         field=f".{field}",
@@ -126,6 +126,20 @@ TARGET_RULES: Final[tuple[ValidationRule[Any], ...]] = (
         "is required with targets in mode Auto: without it nothing is sized, and the targets would go to minReplicas",
         lambda own: own.targets is None or own.slo is not None or own.mode is not ScalingMode.AUTO,
         field=".slo",
+        reason="FieldValueRequired",
+    ),
+    ValidationRule(
+        "!has(self.targets) || !has(self.targets.prefill) || !has(self.slo) || has(self.slo.ttft) ||"
+        " !has(self.scaling) || !has(self.scaling.mode) || self.scaling.mode != 'Auto'",
+        "is required with targets.prefill in mode Auto: no other target sizes prefill engines",
+        lambda own: (
+            own.targets is None
+            or own.targets.prefill is None
+            or own.slo is None
+            or own.slo.ttft is not None
+            or own.mode is not ScalingMode.AUTO
+        ),
+        field=".slo.ttft",
         reason="FieldValueRequired",
     ),
 )

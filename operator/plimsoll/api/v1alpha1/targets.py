@@ -13,7 +13,14 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules, matching
-from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS, RoleName, replicas_in_order
+from plimsoll.api.v1alpha1.tiers import (
+    MAX_TIER_REPLICAS,
+    ROLES,
+    RoleName,
+    fixed_shape_rule,
+    replicas_in_order,
+    shape_rule,
+)
 
 DEFAULT_METRICS_PORT: Final = 8000
 MAX_SELECTOR_CHARS: Final = 1024
@@ -114,16 +121,79 @@ class EngineTarget(ApiModel):
         return self.min_replicas, self.max_replicas
 
 
-class EngineTargets(ApiModel):
-    """Targets of a service, one for each role."""
+_OTHER_OBJECT: Final = " || ".join(
+    f"self.prefill.scaleTargetRef.{name} != self.decode.scaleTargetRef.{name}"
+    for name in ("name", "kind", "apiVersion")
+)
 
-    serve: EngineTarget = Field(description="Engines that do both prefill and decode.")
+
+def _not_routed(role: RoleName) -> ValidationRule[EngineTargets]:
+    """Return a rule against the port of a pair: only the pair's own router knows how its engines exchange KV caches."""
+
+    def holds(own: EngineTargets) -> bool:
+        target = getattr(own, role)
+        return target is None or target.port is None
+
+    return ValidationRule(
+        f"!has(self.{role}) || !has(self.{role}.port)",
+        "is not allowed for prefill and decode: gateways cannot route to pairs that something else manages. Remove it,"
+        " and let clients keep their route",
+        holds,
+        field=f".{role}.port",
+        reason="FieldValueForbidden",
+    )
+
+
+class EngineTargets(ApiModel):
+    """Targets of a service: `serve` alone, or `prefill` and `decode`."""
+
+    prefill: EngineTarget | None = Field(
+        default=None, description="Engines that compute prompts and transfer the KV cache to decode engines."
+    )
+    decode: EngineTarget | None = Field(
+        default=None, description="Engines that receive the KV cache and generate the output."
+    )
+    serve: EngineTarget | None = Field(default=None, description="Engines that do both prefill and decode.")
+
+    rules: ClassVar[tuple[ValidationRule[EngineTargets], ...]] = (
+        shape_rule(),
+        fixed_shape_rule("targets"),
+        _not_routed("prefill"),
+        _not_routed("decode"),
+        ValidationRule(
+            f"!has(self.prefill) || !has(self.decode) || {_OTHER_OBJECT}",
+            "must not be the object of prefill: each role has a replica count of its own",
+            lambda own: own.prefill is None or own.decode is None or _ref(own.prefill) != _ref(own.decode),
+            field=".decode.scaleTargetRef",
+        ),
+    )
 
     @property
     def take_requests(self) -> bool:
         """Whether gateways send requests to the engines."""
-        return self.serve.port is not None
+        return self.port is not None
+
+    @property
+    def port(self) -> int | None:
+        """The port at which the engines take requests of gateways; None if they take none."""
+        return None if self.serve is None else self.serve.port
+
+    @property
+    def metrics_ports(self) -> str:
+        """The ports at which the engines report, for messages."""
+        ports = {target.metrics_port: role for role, target in self.items()}
+        if len(ports) == 1:
+            return str(next(iter(ports)))
+        return " and ".join(f"{port} ({role})" for port, role in ports.items())
 
     def items(self) -> Iterator[tuple[RoleName, EngineTarget]]:
-        """Yield the targets with their roles."""
-        yield "serve", self.serve
+        """Yield the targets with their roles, prefill before decode."""
+        for role in ROLES:
+            target: EngineTarget | None = getattr(self, role)
+            if target is not None:
+                yield role, target
+
+
+def _ref(target: EngineTarget) -> tuple[str, str, str]:
+    ref = target.scale_target_ref
+    return ref.api_version, ref.kind, ref.name

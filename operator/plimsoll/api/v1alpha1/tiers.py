@@ -207,7 +207,7 @@ _SHAPE_CEL = (
 )
 
 
-def _shape_message(own: EngineTiers) -> str:
+def _shape_message(own: Any) -> str:
     match [role for role in ROLES if getattr(own, role) is not None]:
         case []:
             shape = "no tier"
@@ -216,6 +216,27 @@ def _shape_message(own: EngineTiers) -> str:
         case [*others, last]:
             shape = f"{', '.join(others)} and {last}"
     return f"has {shape}: {_SHAPE_HINT}"
+
+
+def shape_rule() -> ValidationRule[Any]:
+    """Return the rule that an object has serve alone, or prefill and decode."""
+    return ValidationRule(
+        "has(self.prefill) == has(self.decode) && has(self.serve) != has(self.decode)",
+        f"must have exactly one shape: {_SHAPE_HINT}",
+        lambda own: (own.prefill is None) == (own.decode is None) and (own.serve is None) != (own.decode is None),
+        message_cel=f"({_SHAPE_CEL}) + ': {_SHAPE_HINT}'",
+        format_message=_shape_message,
+    )
+
+
+def fixed_shape_rule(name: str) -> ValidationRule[Any]:
+    """Return the rule that the shape stays. name: of the object."""
+    return ValidationRule(
+        "has(self.serve) == has(oldSelf.serve)",
+        f"the shape of {name} cannot change: delete the service and create it again, or create a second service",
+        None,
+        reason="FieldValueForbidden",
+    )
 
 
 def _zero_together(role: RoleName, other_role: RoleName) -> ValidationRule[EngineTiers]:
@@ -258,23 +279,12 @@ class EngineTiers(ApiModel):
     serve: EngineTier | None = Field(default=None, description="Engines that do both prefill and decode.")
 
     rules: ClassVar[tuple[ValidationRule[EngineTiers], ...]] = (
-        ValidationRule(
-            "has(self.prefill) == has(self.decode) && has(self.serve) != has(self.decode)",
-            f"must have exactly one shape: {_SHAPE_HINT}",
-            lambda own: (own.prefill is None) == (own.decode is None) and (own.serve is None) != (own.decode is None),
-            message_cel=f"({_SHAPE_CEL}) + ': {_SHAPE_HINT}'",
-            format_message=_shape_message,
-        ),
+        shape_rule(),
         _zero_together("prefill", "decode"),
         _zero_together("decode", "prefill"),
         _one_node("prefill"),
         _one_node("decode"),
-        ValidationRule(
-            "has(self.serve) == has(oldSelf.serve)",
-            "the shape of tiers cannot change: delete the service and create it again, or create a second service",
-            None,
-            reason="FieldValueForbidden",
-        ),
+        fixed_shape_rule("tiers"),
     )
 
     def items(self) -> Iterator[tuple[RoleName, EngineTier]]:

@@ -131,6 +131,7 @@ def _metrics(at_s: float, metrics: ServiceMetrics) -> Object:
             "coverage": metrics.coverage,
             "silent": name_some(metrics.silent),
             "age_s": metrics.age_s,
+            "source": _demand_source(metrics),
             **gateway_figures,
         },
         "requests": _requests(metrics.workload),
@@ -145,6 +146,15 @@ def _metrics(at_s: float, metrics: ServiceMetrics) -> Object:
             for role, tier_metrics in metrics.tiers.items()
         },
     }
+
+
+def _demand_source(metrics: ServiceMetrics) -> str:
+    """Which engines report the demand and TTFT in place of gateways; "" if gateways do."""
+    if not metrics.is_measured_at_engines:
+        return ""
+    if Role.PREFILL not in metrics.tiers:
+        return "counted at the engines, with their TTFT"
+    return "counted at prefill engines, whose TTFT lacks the KV transfer and the first decode step"
 
 
 def _requests(workload: Workload | Unavailable) -> Object:

@@ -38,7 +38,7 @@ _PROMETHEUS_ONLY: Final = (
     " Check that the operator can reach port {} of the engine pods (NetworkPolicy, mesh)"
 )
 
-_TARGET_LABELS: Final = "Set spec.targets.serve.podSelector to labels that its pods have"
+_TARGET_LABELS: Final = "Set {} to labels that its pods have"
 _TIER_LABELS: Final = (
     f"Look for what removes the label {labels.SERVICE} of the pods (kubectl get pods --show-labels), such as a webhook"
 )
@@ -52,7 +52,7 @@ _UNSIZED: Final = (
     " requests"
 )
 _ENGINES_SILENT: Final = (
-    f"no ready engine has reported at port {{}} for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown, and the replica"
+    f"no {{}} has reported at port {{}} for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown, and the replica"
     " count is frozen. Check metricsPort, and that the operator can reach it (NetworkPolicy, mesh)"
 )
 
@@ -150,10 +150,10 @@ def replicas_contested(health: HealthReport) -> Condition | None:
     )
 
 
-def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_port: int | None) -> Condition | None:
+def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_ports: str) -> Condition | None:
     """Which metrics are missing or late, and what the autoscaler does meanwhile.
 
-    metrics_port: that of the engines' metrics; None if the service names none.
+    metrics_ports: those of the engines' metrics; "" if the service names none.
     """
 
     def degraded(reason: ConditionReason, message: str) -> Condition:
@@ -163,7 +163,8 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
         counts = ", ".join(
             f"{count} {'replica' if count == 1 else 'replicas'} of {name}" for name, count in health.unselected
         )
-        where = _TARGET_LABELS if health.is_target else _TIER_LABELS
+        fields = " and ".join(f"spec.targets.{name}.podSelector" for name, _ in health.unselected)
+        where = _TARGET_LABELS.format(fields) if health.is_target else _TIER_LABELS
         message = (
             f"for {UNSELECTED_SECONDS:.0f} s no pod has the labels by which engines are found, while Kubernetes counts"
             f" {counts}: their load is not seen, and they do not count as ready. {where}"
@@ -171,8 +172,10 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
         kind = ConditionType.METRICS_DEGRADED
         brief = f"for {UNSELECTED_SECONDS:.0f} s no pod has the labels of an engine, while Kubernetes counts {counts}"
         return Condition(kind, True, ConditionReason.LABELS_MATCH_NOTHING, message, f"{brief}; see condition {kind}")
-    if health.demand_port is not None and (health.gateways_silent or health.silent_tiers):
-        return degraded(ConditionReason.METRICS_MISSING, _ENGINES_SILENT.format(health.demand_port))
+    if health.demand_ports and (health.gateways_silent or health.silent_tiers):
+        engines = " or ".join(health.silent_tiers if len(health.silent_tiers) < len(snapshot.tiers) else ())
+        silent = f"ready {engines} engine" if engines else "ready engine"
+        return degraded(ConditionReason.METRICS_MISSING, _ENGINES_SILENT.format(silent, health.demand_ports))
     if health.gateways_silent:
         message = (
             f"no gateway replica has reported request metrics for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown,"
@@ -180,7 +183,7 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
             " (NetworkPolicy)"
         )
         return degraded(ConditionReason.METRICS_MISSING, message)
-    if health.silent_tiers and metrics_port is None:
+    if health.silent_tiers and not metrics_ports:
         message = (
             f"the load of {', '.join(health.silent_tiers)} is unknown, no tier scales down: name the engine's metrics "
             "in spec.engine.metrics"
@@ -189,11 +192,11 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
     if health.silent_tiers:
         message = (
             f"no ready engine of {', '.join(health.silent_tiers)} has sent metrics for {ENGINE_SILENCE_SECONDS:.0f} s,"
-            f" no tier scales down. Check that the operator can reach port {metrics_port} of its pods (NetworkPolicy, "
+            f" no tier scales down. Check that the operator can reach port {metrics_ports} of its pods (NetworkPolicy, "
             "mesh)"
         )
         return degraded(ConditionReason.METRICS_MISSING, message)
-    if health.bypassing and health.demand_port is None:
+    if health.bypassing and not health.demand_ports:
         message = (
             f"engines run {units.format_figure(health.bypassing)} requests, and for {BYPASS_SECONDS:.0f} s no gateway"
             " has sent one: demand is not seen, and tiers may scale down. Send requests to status.url"
@@ -203,8 +206,8 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
         message = f"no metrics from {health.partial}: tiers can scale up, but not down. {_CHECK_PODS}"
         return degraded(ConditionReason.METRICS_PARTIAL, message)
     if health.prometheus_only_tiers:
-        gateways = "gateways answer; " if health.demand_port is None else ""
-        message = _PROMETHEUS_ONLY.format(gateways, ", ".join(health.prometheus_only_tiers), metrics_port)
+        gateways = "" if health.demand_ports else "gateways answer; "
+        message = _PROMETHEUS_ONLY.format(gateways, ", ".join(health.prometheus_only_tiers), metrics_ports)
         return degraded(ConditionReason.METRICS_DELAYED, message)
     return None
 

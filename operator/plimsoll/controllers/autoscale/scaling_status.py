@@ -234,7 +234,7 @@ def _conditions(
     )
     if spec.slo is None or service_state.last_decision is None:
         return
-    yield scaling_conditions.metrics_degraded(snapshot, health, engine_server.metrics_port(service))
+    yield scaling_conditions.metrics_degraded(snapshot, health, _metrics_ports(service))
     yield scaling_conditions.slo_infeasible(service_state)
     yield scaling_conditions.model_mismatch(service_state)
     previous_slo_met = _find(previous.conditions, ConditionType.SLO_MET)
@@ -243,6 +243,11 @@ def _conditions(
     starting = tiers.get(service_state.client_tier, {}).get("starting", {})
     yield scaling_conditions.shedding(service_state, snapshot, previous.conditions, starting)
     yield scaling_conditions.gateway_config_stale(health)
+
+
+def _metrics_ports(service: InferenceService) -> str:
+    targets, port = service.spec.targets, engine_server.metrics_port(service)
+    return targets.metrics_ports if targets is not None else "" if port is None else str(port)
 
 
 def _tier_status(

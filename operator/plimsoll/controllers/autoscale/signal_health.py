@@ -61,7 +61,7 @@ class HealthReport(NamedTuple):
     one, for BYPASS_SECONDS; 0 otherwise. other_writer: who else sets the count of a target, None if no other writer
     does. contested: who else sets the counts of tiers; "" if no other client does. unselected: tiers whose
     workload counts pods while none has the labels by which engines are found, with these counts.
-    demand_port: the port at which a target's engines report the demand; None if gateways report it. is_target: whether
+    demand_ports: at which the engines of targets report the demand; "" if gateways report it. is_target: whether
     something else manages the engines.
     """
 
@@ -74,7 +74,7 @@ class HealthReport(NamedTuple):
     other_writer: str | None = None
     contested: str = ""
     unselected: tuple[tuple[str, int], ...] = ()
-    demand_port: int | None = None
+    demand_ports: str = ""
     is_target: bool = False
 
 

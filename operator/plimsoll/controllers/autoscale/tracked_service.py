@@ -182,8 +182,8 @@ class TrackedService:
         published, targets = self.publisher.published, service.spec.targets
         has_limits = published is not None and published.cost_model is not None
         health = self.signal_health.report(snapshot, has_limits, gateways, now_s)
-        demand_port = None if targets is None or targets.take_requests else targets.serve.metrics_port
-        return health._replace(demand_port=demand_port, is_target=targets is not None)
+        demand_ports = "" if targets is None or targets.take_requests else targets.metrics_ports
+        return health._replace(demand_ports=demand_ports, is_target=targets is not None)
 
     def _awaits_signals(self, spec: ScalingSpec, now_s: float) -> bool:
         """After a restart the old status is better than one without any signal."""

@@ -127,7 +127,7 @@ def _target_objects(observed: ObservedService, service: InferenceService, select
 
 def _target_port(service: InferenceService) -> int | None:
     """The port at which a target takes requests, None if it takes none."""
-    return None if service.spec.targets is None else service.spec.targets.serve.port
+    return None if service.spec.targets is None else service.spec.targets.port
 
 
 def _live_engines(observed: ObservedService) -> PublishedEngines | None:

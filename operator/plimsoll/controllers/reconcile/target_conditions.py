@@ -12,9 +12,14 @@ from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
 from plimsoll.controllers.targets.target_state import TargetState
 
 DEMAND_SOURCE: Final = (
-    "demand is read from the engines' counters, because requests do not pass Plimsoll's gateway: requests rejected or"
-    " abandoned before an engine are not seen, retries count as demand, TTFT is measured at the engine, and there is no"
+    "demand is read from the {} counters, because requests do not pass Plimsoll's gateway: requests rejected or"
+    " abandoned before an engine are not seen, retries count as demand, TTFT is measured at {}, and there is no"
     " admission control"
+)
+OF_SERVE: Final = ("engines'", "the engine")
+OF_PAIR: Final = (
+    "prefill engines'",
+    "the prefill engine and lacks the KV transfer and the first decode step, requests that skip prefill are not seen",
 )
 
 
@@ -47,8 +52,11 @@ def target_conditions(
     if not ready and not total and reached:
         message = f"{names} has 0 replicas, and targets do not scale from zero: set its count to 1 or more"
         return (Condition(ConditionType.READY, False, ConditionReason.SCALED_TO_ZERO, message),)
-    if not ready:
+    if len(tiers) > 1:
+        count = f"{count} ({', '.join(f'{tier.role} {tier.ready}' for tier in tiers)})"
+    if not all(tier.ready for tier in tiers):
         return (Condition(ConditionType.READY, False, ConditionReason.ENGINES_NOT_READY, count),)
     if reached:
         return reached
-    return (Condition(ConditionType.READY, True, ConditionReason.ENGINES_READY, f"{count}; {DEMAND_SOURCE}", count),)
+    source = DEMAND_SOURCE.format(*(OF_PAIR if len(tiers) > 1 else OF_SERVE))
+    return (Condition(ConditionType.READY, True, ConditionReason.ENGINES_READY, f"{count}; {source}", count),)

@@ -12,7 +12,7 @@ oldest whose target selects it. So all targets are read first, and then applied 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from plimsoll.api.message_text import shorten
 from plimsoll.api.v1alpha1 import EngineTarget, InferenceService, RoleName
 from plimsoll.api.v1alpha1.targets import MAX_SELECTOR_CHARS
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
-from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
+from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
 from plimsoll.controllers.targets.target_state import (
     OtherWriter,
     ScaledObject,
@@ -145,7 +145,7 @@ class TargetPoller:
             if found is not None:  # else the last readings hold until the API server answers
                 with self._errors.contained(Stage.TARGET, key, subject_of(obj)):
                     self._apply(obj, role, target, found, engines)
-            engines.update((key_of(pod), (key, target)) for pod in self._cache.children(labels.ADOPTED_POD_KIND, key))
+            engines.update((key_of(pod), (key, target)) for pod in self._pods(key, role))
 
     def _apply(
         self,
@@ -160,7 +160,7 @@ class TargetPoller:
         pods = found.pods if isinstance(found, _Reading) else []
         if (problem := _overlap(key, target, pods, engines)) is not None:
             found, pods = problem, []
-        self._cache.replace_children(labels.ADOPTED_POD_KIND, key, pods)
+        self._replace_pods(key, role, pods)
         if isinstance(found, TargetProblem):
             state = TargetState(target, problem=found, selector=self._last_selector(obj, role, target, found))
         else:
@@ -288,7 +288,15 @@ class TargetPoller:
         del self._states[place]
         self._written.pop(place, None)
         self._yielded.pop(place, None)
-        self._cache.replace_children(labels.ADOPTED_POD_KIND, place[0], ())
+        self._replace_pods(*place, ())
+
+    def _pods(self, key: Key, role: str) -> list[Object]:
+        return [pod for pod in self._cache.children(labels.ADOPTED_POD_KIND, key) if role_of(pod) == role]
+
+    def _replace_pods(self, key: Key, role: str, pods: Iterable[Object]) -> None:
+        """Replace the copies of one target, and keep those of the service's other one."""
+        others = [pod for pod in self._cache.children(labels.ADOPTED_POD_KIND, key) if role_of(pod) != role]
+        self._cache.replace_children(labels.ADOPTED_POD_KIND, key, [*others, *pods])
 
 
 async def _known(problem: TargetProblem) -> TargetProblem:
@@ -342,9 +350,13 @@ def _overlap(
     if not shared:
         return None
     (_, holder), other = engines[shared[0]]
+    services = (
+        f"InferenceService {key[1]}"
+        if holder == key[1]
+        else f"InferenceService {key[1]} or of InferenceService {holder}"
+    )
     message = (
         f"{len(shared)} of {len(pods)} pods of {target.scale_target_ref.label}, such as {shared[0][1]}, are engines of"
-        f" InferenceService {holder} ({other.scale_target_ref.label}) already: narrow podSelector of InferenceService"
-        f" {key[1]} or of InferenceService {holder}"
+        f" InferenceService {holder} ({other.scale_target_ref.label}) already: narrow podSelector of {services}"
     )
     return TargetProblem(ConditionReason.TARGET_OVERLAPS, message, has_engines=False)

@@ -21,6 +21,11 @@ def client_tier(tiers: Mapping[str, TierState]) -> str:
     return next(name for name, tier in tiers.items() if tier.role is not Role.PREFILL)
 
 
+def first_tier(tiers: Mapping[str, TierState]) -> str:
+    """Tier that computes prompts, which a request reaches first: prefill or serve."""
+    return next(name for name, tier in tiers.items() if tier.role is not Role.DECODE)
+
+
 def sizing_requests(
     tiers: Mapping[str, TierState],
     sizings: Mapping[str, SizingResult | Unavailable],
@@ -77,10 +82,12 @@ def backlog_gpu_s(tiers: Mapping[str, TierState], name: str, metrics: ServiceMet
 def retry_gpu_s(tiers: Mapping[str, TierState], name: str, metrics: ServiceMetrics) -> float:
     """Return the work for a tier that arrived before and is not being served, GPU-seconds.
 
-    That is the reserved retries; at engines without a gateway, which rejects nothing, the requests that wait there.
+    That is the reserved retries; at engines without a gateway, which rejects nothing, the requests that wait there, and
+    those that wait for a prefill before they reach the tier.
     """
     if metrics.is_measured_at_engines:
-        return waiting_at_engines(metrics, tiers[name].role) * _request_gpu_s(tiers[name])
+        roles = {tiers[name].role, tiers[first_tier(tiers)].role}
+        return sum(waiting_at_engines(metrics, role) for role in roles) * _request_gpu_s(tiers[name])
     return (
         0.0
         if isinstance(metrics.reserved_work_s, Unavailable)
@@ -90,11 +97,12 @@ def retry_gpu_s(tiers: Mapping[str, TierState], name: str, metrics: ServiceMetri
 
 def has_retry_backlog(tiers: Mapping[str, TierState], snapshot: ServiceSnapshot) -> bool:
     """Whether clients come back on top of the level: retries are reserved. Without a gateway, whether more than one
-    request waits at each ready engine, since one may wait for the next step.
+    request waits at each ready engine of the first tier, since one may wait for the next step. A decode engine counts
+    requests whose KV cache is on its way as waiting.
     """
     metrics = snapshot.metrics
     if metrics.is_measured_at_engines:
-        name = client_tier(tiers)
+        name = first_tier(tiers)
         tier = snapshot.tiers.get(name)
         return waiting_at_engines(metrics, tiers[name].role) > (0 if tier is None else tier.ready)
     return not isinstance(metrics.reserved_work_s, Unavailable) and metrics.reserved_work_s > 0.0

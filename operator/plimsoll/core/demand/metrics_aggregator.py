@@ -29,7 +29,8 @@ from plimsoll.core.types import Role, Unavailable
 class MetricsAggregator:
     """Aggregates one service. roles: its tiers; readings of engines in other roles are ignored.
 
-    demand_from_engines: whether engines report the demand in place of gateways, which then have no part in it.
+    demand_from_engines: whether engines report the demand in place of gateways, which then have no part in it. Those
+    that a request reaches first report it: prefill engines, where there are any.
     """
 
     def __init__(self, roles: Iterable[Role], *, demand_from_engines: bool = False) -> None:
@@ -56,7 +57,7 @@ class MetricsAggregator:
         if engines is None or not is_valid_time(reading.at_s):
             return
         reading = sanitize(reading)
-        if self._arrivals is not None and role is not Role.PREFILL:
+        if self._arrivals is not None and role in self._prefill_roles:
             as_gateway = self._arrivals.observe(reading)
             if as_gateway is not None:
                 self._gateways.observe(reading.pod, reading.instance_id, reading.at_s, as_gateway)
@@ -86,7 +87,7 @@ class MetricsAggregator:
         """
         gateway_count = max(1, len(gateways))
         if self._arrivals is not None:
-            gateways = [pod for role, names in pods.items() if role is not Role.PREFILL for pod in names]
+            gateways = [pod for role, names in pods.items() if role in self._prefill_roles for pod in names]
             self._arrivals.retain({*gateways})
             gateway_count = 1
         has_new_rate = self._gateways.take_sample(now_s, gateways)

@@ -9,6 +9,10 @@ the mean counts at most as twice the lower quartile, which it is for the lengths
 per request: no prefill takes longer than all of the time. The decode is the mean time per token at the mean batch, less
 the prefills that ran in between. The batch is tokens over counted steps, else tokens times their time over the time
 that passed (Little 1961). Engines that count steps and prefill need no first reading: the means of their life count.
+
+An engine of a pair shows one of the two. One mean does not tell the part of a step that depends on its size from the
+part that does not, so a usual division is assumed, until calibration corrects it: a base of a fifth of a mean prompt's
+prefill, and a decode base that is as long as 32 sequences, which is short.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from plimsoll.core.capacity.tier_model import HTTP_OVERHEAD_S
 from plimsoll.core.histogram import difference, quantile, total_count
 from plimsoll.core.ports import BucketCounts, EngineReading, SelfBenchmark
+from plimsoll.core.types import Role
 
 MIN_REQUESTS: Final = 20.0  # before their means count as a benchmark
 _MIN_TOKENS: Final = 2000.0  # generated ones, where requests are not counted
@@ -25,30 +31,50 @@ _TYPICAL_PROMPT: Final = 1000.0  # tokens, where requests are not counted: only 
 _TYPICAL_CONTEXT: Final = 1100.0
 _MEAN_TO_QUARTILE: Final = 2.0  # of lognormal lengths with a standard deviation of 0.7
 _MIN_DECODE_SHARE: Final = 0.2  # of the time per token, whatever prefills seem to take
+_PREFILL_BASE_SHARE: Final = 0.2  # of a mean prompt's prefill, at an engine that decodes nothing
+_BASE_SEQUENCES: Final = 32.0  # sequences that take as long as the base of a step, at an engine that prefills nothing
 
 
-def observed_benchmark(reading: EngineReading, first: EngineReading) -> SelfBenchmark | None:
+def observed_benchmark(reading: EngineReading, first: EngineReading, role: Role) -> SelfBenchmark | None:
     """The means of an engine's requests as a benchmark; None where too few were served, or too little is reported.
 
-    first: the engine's first reading.
+    first: the engine's first reading. role: of its tier.
     """
     is_lifetime = reading.prefill_s is not None and bool(reading.steps)
-    since = None if is_lifetime else first
-    work = _Work(reading, since)
-    if not work.generated or not work.prompt or (step_s := work.step_s()) is None:
+    work = _Work(reading, None if is_lifetime else first)
+    if not work.generated or not work.prompt:
         return None
-    if work.requests is None and work.generated < _MIN_TOKENS:
+    if work.requests is None and role is Role.SERVE and work.generated < _MIN_TOKENS:
+        return None
+    if role is not Role.SERVE and work.requests is None:
         return None
     if work.requests is not None and work.requests < MIN_REQUESTS:
         return None
+    if role is Role.DECODE:
+        return None if (step_s := work.step_s()) is None else _of_decode(work, step_s)
     prefill = work.prefill()
     if prefill is None:
         return None
     prefill = prefill[0], min(prefill[1], prefill[0] * _Work(reading, first).seconds_per_prompt_token())
+    if role is Role.PREFILL:
+        return SelfBenchmark(((1, _PREFILL_BASE_SHARE * prefill[1]), prefill), (), is_observed=True)
+    step_s = work.step_s()
+    if step_s is None:
+        return None
     steps = work.steps or max(work.seconds, step_s) / step_s
     decode_s = _without_prefills(step_s, work.prompt / steps, prefill)
     decode = max(1, round(work.generated / steps)), work.context(), decode_s
     return SelfBenchmark((prefill,), (decode,), is_observed=True)
+
+
+def _of_decode(work: _Work, step_s: float) -> SelfBenchmark:
+    """The benchmark of an engine that receives its prompts: the mean batch, and twice as many sequences."""
+    steps = work.steps or max(work.seconds, step_s) / step_s
+    sequences, context = max(1, round(work.generated / steps)), work.context()
+    sequence_s = step_s / (sequences + _BASE_SEQUENCES)
+    base_s = _BASE_SEQUENCES * sequence_s
+    batches = (sequences, context, step_s), (2 * sequences, context, step_s + sequences * sequence_s)
+    return SelfBenchmark(((1, base_s + sequence_s + HTTP_OVERHEAD_S),), batches, is_observed=True)
 
 
 def _without_prefills(step_s: float, prompt_per_step: float, prefill: tuple[int, float]) -> float:
