@@ -85,7 +85,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.PODS_REJECTED: "The cluster rejects the pods of a tier.",
     EventReason.INVALID_SPEC: "The spec is invalid.",
     EventReason.APPLY_REJECTED: "The API server rejected an object of the service.",
-    EventReason.ENGINES_LEFT_OUT: "More engines differ from their tier than gateways can be told of. Those beyond get "
+    EventReason.ENGINES_LEFT_OUT: "More engines differ from their tier than can be published. Those beyond get "
     "no requests.",
     EventReason.OTHER_RELEASE: "Another release of Plimsoll holds the Lease of the service's namespace, so this one "
     "leaves the service alone.",
