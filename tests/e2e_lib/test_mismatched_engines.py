@@ -31,7 +31,7 @@ def test_engine_is_prior_of_its_data_sheet() -> None:
     assert HOST.profile["frontend"] == pytest.approx(true.frontend + 0.35)
 
 
-def test_manifest_is_valid_and_its_arguments_are_the_engine_simulators() -> None:
+def test_arguments_are_known_to_the_engine_simulator() -> None:
     service = parse({**SLOW.objects()[1], "metadata": {"name": "slow", "namespace": "team"}})
     arguments = [arg for arg in service.spec.engine.args if not arg.startswith("--profile=")]
     options = parse_options(["serve", "m", *arguments], {})
