@@ -28,13 +28,17 @@ from e2e.lib.wait import sleep
 from plimsoll.sim.attempt import TraceRequest
 
 LOAD_S: Final = 420.0
-PROMPT_WORDS, OUTPUT_TOKENS = 590, 40
+PROMPT_TOKENS, OUTPUT_TOKENS = 700, 40
 TOKEN_BYTES: Final = 4  # of a light engine's token
 WINDOW_S: Final = 60.0
 SETTLE_S: Final = 120.0  # after the first full fleet: late first tokens are counted by the minute
 MAX_REVERSALS: Final = 1
 
-CASES = (Mismatch("slow", 6.5, 1.5, scale=1.4), Mismatch("host-350ms", 8.0, 0.9, host_s=0.35))
+# With what `explain` and the condition say.
+CASES = (
+    (Mismatch("slow", 6.5, 1.5, scale=1.4), "steps of the engines take 1."),
+    (Mismatch("host-350ms", 8.0, 0.9, host_s=0.35), "first tokens take "),
+)
 
 
 @dataclass(frozen=True)
@@ -48,26 +52,24 @@ class FleetSample:
 
 def _arrivals(mismatch: Mismatch) -> list[Arrival]:
     started = f"{mismatch.name} {time.time()}"
-    load = poisson(
-        mismatch.rate,
-        LOAD_S,
-        lambda n: Prompt(unique_text(PROMPT_WORDS, f"{started} {n}"), OUTPUT_TOKENS),
-        seed=7,
-    )
-    return list(load.arrivals)
+    size = PROMPT_TOKENS * TOKEN_BYTES
+
+    def prompt(n: int) -> Prompt:
+        return Prompt(unique_text(PROMPT_TOKENS, f"{started} {n}")[:size], OUTPUT_TOKENS)
+
+    return list(poisson(mismatch.rate, LOAD_S, prompt, seed=7).arrivals)
 
 
 def _trace(arrivals: Sequence[Arrival]) -> list[TraceRequest]:
-    return [TraceRequest(one.at_s, len(one.prompt.text) // TOKEN_BYTES, one.prompt.max_tokens) for one in arrivals]
+    return [TraceRequest(one.at_s, PROMPT_TOKENS, OUTPUT_TOKENS) for one in arrivals]
 
 
-def _observe(service: Service, load: Load) -> list[FleetSample]:
-    """The fleet once a second until the load ends."""
+def _observe(service: Service) -> list[FleetSample]:
+    """The fleet once a second while the load lasts."""
     samples, end_s = [], time.time() + LOAD_S
-    with load:
-        while time.time() < end_s:
-            samples.append(FleetSample(time.time(), desired_replicas(service), len(service.ready_pods("serve"))))
-            sleep(1.0)
+    while time.time() < end_s:
+        samples.append(FleetSample(time.time(), desired_replicas(service), len(service.ready_pods("serve"))))
+        sleep(1.0)
     return samples
 
 
@@ -92,17 +94,18 @@ def _changes(samples: Sequence[FleetSample]) -> list[FleetSample]:
     return [samples[0], *(after for before, after in itertools.pairwise(samples) if after.desired != before.desired)]
 
 
-@pytest.mark.parametrize("mismatch", CASES, ids=lambda one: one.name)
-def test_fleet_of_wrong_model_keeps_slo(mismatch: Mismatch, cluster: Cluster, namespace: str) -> None:
+@pytest.mark.parametrize(("mismatch", "evidence"), CASES, ids=["slow", "host-350ms"])
+def test_fleet_of_wrong_model_keeps_slo(mismatch: Mismatch, evidence: str, cluster: Cluster, namespace: str) -> None:
     arrivals = _arrivals(mismatch)
     least = mismatch.smallest_fleet(_trace(arrivals))
     cluster.apply(*mismatch.objects(), namespace=namespace)
     service = Service(cluster, namespace, mismatch.name, stack.GATEWAY_URL)
     service.wait_ready()
-    load = Load(service.target, OpenLoop(arrivals), source=mismatch.name)
-    samples = _observe(service, load)
-    explained = cluster.run(str(Path(sys.executable).with_name("plimsoll")), "explain", service.name, "-n", namespace)
-    condition = service.condition("ModelMismatch")
+    plimsoll = str(Path(sys.executable).with_name("plimsoll"))
+    with Load(service.target, OpenLoop(arrivals), source=mismatch.name) as load:
+        samples = _observe(service)
+        explained = cluster.run(plimsoll, "explain", service.name, "-n", namespace)
+        condition = service.condition("ModelMismatch")
     cluster.delete("inferenceservices", service.name, namespace=namespace)
 
     start_s, records = samples[0].at_s, load.ledger.records
@@ -119,5 +122,5 @@ def test_fleet_of_wrong_model_keeps_slo(mismatch: Mismatch, cluster: Cluster, na
     assert min(shares) >= SLO_SHARE, shares
     assert max(settled) <= least + 1
     assert _reversals(settled) <= MAX_REVERSALS
-    assert condition.get("status") == "True", explained
-    assert condition["message"].partition(": ")[2].split(". ")[0] in explained
+    assert evidence in explained
+    assert evidence in condition.get("message", ""), condition

@@ -23,7 +23,7 @@ AS_ANNOUNCED = Mismatch("none", 8.0, 0.9)
 
 def test_engine_is_prior_of_its_data_sheet() -> None:
     config = json.loads(SLOW.objects()[0]["data"]["config.json"])
-    prior = choose_prior(EngineInfo("simulated", None, DRIVER_NAME, 1, 256, 1, 1, 16, 1, config, None))
+    prior = choose_prior(EngineInfo("simulated", "", DRIVER_NAME, 1, 256, 1, 1, 16, 1, config, None))
     assert not isinstance(prior, Unavailable)
     true = profile.parse(SLOW.profile)
     found = prior[0].base_s, prior[0].prefill_token_s, prior[0].sequence_s, prior[0].cached_token_s
@@ -31,7 +31,7 @@ def test_engine_is_prior_of_its_data_sheet() -> None:
     assert HOST.profile["frontend"] == pytest.approx(true.frontend + 0.35)
 
 
-def test_manifest_is_valid_and_its_arguments_are_the_engine_simulators() -> None:
+def test_arguments_are_known_to_the_engine_simulator() -> None:
     service = parse({**SLOW.objects()[1], "metadata": {"name": "slow", "namespace": "team"}})
     arguments = [arg for arg in service.spec.engine.args if not arg.startswith("--profile=")]
     options = parse_options(["serve", "m", *arguments], {})
