@@ -201,8 +201,9 @@ NAMED_CASES: Final = (
     ),
     NamedCase(
         "prefix-affinity",
-        "a conversation of 25,600 tokens that comes back (`tests/core/test_prefix_affinity.py`)",
-        "its first token is predicted after 0.96 s instead of 0.03 s, at the engine that has it cached",
+        "`mooncake` (1 seed); a conversation of 25,600 tokens that comes back (`tests/core/test_prefix_affinity.py`)",
+        "attainment -0.53 points, GPU-hours +0.4 %; its first token is predicted after 0.96 s instead of 0.03 s, at "
+        "the engine that has it cached",
     ),
     NamedCase(
         "retry-detection",
