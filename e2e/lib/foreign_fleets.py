@@ -62,7 +62,10 @@ TARGETS: Final[Object] = {
 
 @dataclass(frozen=True)
 class Fleet:
-    """One fleet. plural: its resource. pod_labels: of its pods. autoscaler: whether an HPA scales it."""
+    """One fleet. plural: its resource. pod_labels: of its pods. autoscaler: whether an HPA scales it.
+
+    kv_role: of vLLM's KV connector, for one that does prefill or decode alone.
+    """
 
     name: str
     api_version: str
@@ -70,6 +73,7 @@ class Fleet:
     plural: str
     pod_labels: tuple[tuple[str, str], ...]
     autoscaler: bool = False
+    kv_role: str = ""
 
     @property
     def has_controller(self) -> bool:
@@ -107,7 +111,10 @@ class Fleet:
         return {"replicas": 1, "selector": {"matchLabels": dict(self.pod_labels)}, "template": self._template()}
 
     def _template(self) -> Object:
-        return {"metadata": {"labels": {**dict(self.pod_labels), "llm-d.ai/model": "sim-8b"}}, "spec": _pod_spec()}
+        return {
+            "metadata": {"labels": {**dict(self.pod_labels), "llm-d.ai/model": "sim-8b"}},
+            "spec": _pod_spec(self.kv_role),
+        }
 
     def _autoscaler(self) -> Object:
         return {
@@ -180,14 +187,19 @@ def _written(obj: Object) -> Object:
     return {**rest, "metadata": {**meta, "managedFields": managers}}
 
 
-def _pod_spec() -> Object:
+def _pod_spec(kv_role: str) -> Object:
     image = reference("engine-simulated")
     flags = [f"--{name}={value}" for name, value in FLAGS.items()]
+    if kv_role:
+        flags.append(f"--kv-transfer-config={json.dumps({'kv_connector': 'NixlConnector', 'kv_role': kv_role})}")
     container = {
         "name": "vllm",
         "image": image,
         "command": ["python3", "-m", "simulated", "serve", "example/sim-8b", *flags],
-        "env": [{"name": "PYTHONPATH", "value": "/opt/plimsoll"}],
+        "env": [
+            {"name": "PYTHONPATH", "value": "/opt/plimsoll"},
+            {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
         "ports": [{"containerPort": PORT}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": 1},
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},

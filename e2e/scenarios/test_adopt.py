@@ -15,7 +15,7 @@ import httpx
 import yaml
 
 from e2e.cluster.settings import KUBECONFIG
-from e2e.lib import stack
+from e2e.lib import foreign_fleets, stack
 from e2e.lib.foreign_fleets import PORT, Fleet, Object
 from e2e.lib.kube import Cluster
 from e2e.lib.service import START_S, Service
@@ -29,6 +29,17 @@ REQUESTS = 60  # well above the 20 from which an engine's means count
 WORKERS = 8
 RECOMMENDATION_S = 300.0  # from the manifest to the first recommendation
 QUIET_S = 30.0  # time in which nothing may change
+PAIR = tuple(
+    Fleet(
+        f"pair-{role}",
+        "apps/v1",
+        "Deployment",
+        "deployments",
+        (("app", "pair"), ("llm-d.ai/role", role)),
+        kv_role=kv_role,
+    )
+    for role, kv_role in (("prefill", "kv_producer"), ("decode", "kv_consumer"))
+)
 FLEET = Fleet(NAME, "apps/v1", "Deployment", "deployments", (("app", NAME),))
 
 
@@ -179,3 +190,49 @@ def test_foreign_fleet_serves_behind_the_gateway(service: Callable[[str], Servic
     assert _ask_gateway(REQUESTS) == {200: REQUESTS}
     assert _without_replicas(cluster, namespace, ROUTED) == before
     assert llm.condition("ScalingInactive")["reason"] == "RecommendOnly"
+
+
+def _send_to_pair(cluster: Cluster, namespace: str) -> None:
+    """Requests as the router of a pair sends them: the prompt to prefill, and its KV cache's place to decode."""
+    paths = []
+    for fleet in PAIR:
+        (pod,) = (p["metadata"]["name"] for p in cluster.list("pods", namespace, fleet.selector))
+        paths.append(f"/api/v1/namespaces/{namespace}/pods/{pod}:{PORT}/proxy/v1/completions")
+
+    def ask(number: int) -> None:
+        body: Object = {"model": MODEL, "prompt": f"{number} " * 200, "max_tokens": 16}
+        transfer = {"do_remote_decode": True, "do_remote_prefill": False}
+        first = cluster.call(paths[0], {**body, "max_tokens": 1, "kv_transfer_params": transfer})
+        cluster.call(paths[1], {**body, "kv_transfer_params": first["kv_transfer_params"]})
+
+    with ThreadPoolExecutor(WORKERS) as workers:
+        list(workers.map(ask, range(REQUESTS)))
+
+
+def test_foreign_pair_is_recommended_and_left_alone(service: Callable[[str], Service], cluster: Cluster) -> None:
+    llm = service("pair-decode")
+    namespace = llm.namespace
+    for fleet in PAIR:
+        foreign_fleets.create(cluster, fleet, namespace)
+    for fleet in PAIR:
+        cluster.kubectl("rollout", "status", "-n", namespace, f"deployment/{fleet.name}", "--timeout=300s")
+    before = [foreign_fleets.snapshot(cluster, fleet, namespace) for fleet in PAIR]
+    manifest = _adopt(namespace)
+    targets = manifest["spec"]["targets"]
+    assert {role: target["scaleTargetRef"]["name"] for role, target in targets.items()} == {
+        "prefill": "pair-prefill",
+        "decode": "pair-decode",
+    }
+    for target in targets.values():
+        target |= {"maxReplicas": 4, "gpus": 0}
+    cluster.apply(manifest, namespace=namespace)
+    print(llm.wait_condition("Ready", RECOMMENDATION_S, status="True", reason="EnginesReady")["message"])
+
+    def recommends() -> Object | None:
+        _send_to_pair(cluster, namespace)
+        tiers = llm.status().get("tiers", {})
+        return tiers if all("capacityPerReplica" in tiers.get(role, {}) for role in targets) else None
+
+    print(wait_until("there is a recommendation for both roles", recommends, RECOMMENDATION_S, every_s=2.0))
+    assert llm.condition("ScalingInactive")["reason"] == "RecommendOnly"
+    assert [foreign_fleets.snapshot(cluster, fleet, namespace) for fleet in PAIR] == before

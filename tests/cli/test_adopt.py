@@ -127,7 +127,7 @@ async def test_owner_of_the_deployment_is_named() -> None:
         ),
         (
             pod(owned_by=owner("Deployment", "llm"), labels={"llm-d.ai/role": "decode"}, **VLLM),
-            "not adopted: its role is decode",
+            "not adopted: its role is decode, and not exactly one object of its pair has the role prefill",
         ),
         (
             pod(owned_by=owner("Deployment", "llm"), labels={"disaggregatedset.x-k8s.io/name": "pd"}, **VLLM),
@@ -164,3 +164,57 @@ async def test_missing_permission_is_an_error() -> None:
 @pytest.mark.parametrize("image", ["ghcr.io/llm-d/llm-d-inference-scheduler:v1", "nginx:1", "plimsoll/gateway:1"])
 def test_other_images_are_no_evidence(image: str) -> None:
     assert evidence_of(pod(image=image)) is None
+
+
+def of_pair(role: str, *args: str, **labels: str) -> Object:
+    words = [*VLLM["args"], *args]
+    return pod(f"pd-{role}-1", owner("Deployment", f"pd-{role}"), labels, **{**VLLM, "args": words})
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        [of_pair(role, **{"llm-d.ai/role": role, "llm-d.ai/model": "qwen"}) for role in ("prefill", "decode")],
+        [
+            of_pair("prefill", "--kv-transfer-config", '{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer"}'),
+            of_pair("decode", '--kv-transfer-config={"kv_connector":"P2pNcclConnector","kv_role":"kv_consumer"}'),
+        ],
+        [of_pair("prefill", "--is-prefill-worker"), of_pair("decode", "--disaggregation-mode", "decode")],
+    ],
+    ids=["llm-d", "vllm", "dynamo"],
+)
+async def test_pair_becomes_one_manifest_with_both_roles(pair: list[Object]) -> None:
+    [text] = await adopt(pair, workload("deployments", "pd-prefill", replicas=1), workload("deployments", "pd-decode"))
+    spec = parse(yaml.safe_load(text)).spec
+    assert {role: target.scale_target_ref.name for role, target in spec.sized_tiers.items()} == {  # type: ignore[union-attr]
+        "prefill": "pd-prefill", "decode": "pd-decode",
+    }  # fmt: skip
+    assert [target.replica_bounds for target in spec.sized_tiers.values()] == [(1, 2), (1, 6)]
+    assert spec.model.name == "chat"
+    assert "# Deployment team/pd-prefill: " in text
+    assert "the TTFT of prefill engines lacks the KV transfer" in text
+    assert "targets.serve" not in text
+
+
+async def test_two_prefill_fleets_of_a_model_are_not_guessed() -> None:
+    found = [of_pair(role, **{"llm-d.ai/role": role}) for role in ("prefill", "decode")]
+    more = pod("x-1", owner("Deployment", "x"), {"llm-d.ai/role": "prefill"}, **VLLM)
+    made = await adopt([*found, more], *(workload("deployments", name) for name in ("pd-prefill", "pd-decode", "x")))
+    assert len(made) == 3
+    assert all("not adopted: its role is" in text for text in made)
+
+
+async def test_pairs_of_two_models_are_kept_apart() -> None:
+    def of_model(model: str, role: str) -> Object:
+        name = f"{model}-{role}"
+        return pod(name, owner("Deployment", name), {"llm-d.ai/role": role, "llm-d.ai/model": model}, **VLLM)
+
+    names = [(model, role) for model in ("a", "b") for role in ("prefill", "decode")]
+    made = await adopt(
+        [of_model(*name) for name in names], *(workload("deployments", "-".join(name)) for name in names)
+    )
+    refs = [
+        [target["scaleTargetRef"]["name"] for target in yaml.safe_load(text)["spec"]["targets"].values()]
+        for text in made
+    ]
+    assert refs == [["a-prefill", "a-decode"], ["b-prefill", "b-decode"]]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from plimsoll.cli.explain import render_document
+from plimsoll.cli.output import Screen
 from tests.controllers.adopted_fleet import KEY
 from tests.controllers.adopted_pair import ROLES, AdoptedPair
 
@@ -96,3 +100,11 @@ async def test_silent_decode_engines_are_named_with_the_ports() -> None:
     await fleet.run(60)
     message = fleet.condition("MetricsDegraded")[2]
     assert message.startswith("no ready decode engine has reported at port 8000 (prefill) and 8200 (decode) for 15 s")
+
+
+async def test_explanation_says_what_the_ttft_of_a_pair_lacks() -> None:
+    fleet = AdoptedPair(rate=10.0)
+    await fleet.run(60)
+    lines = "\n".join(render_document(fleet.scaler.explain(KEY), Screen()))
+    assert re.search("demand +.*counted at prefill engines, whose TTFT lacks the", lines)
+    assert "gateways" not in lines

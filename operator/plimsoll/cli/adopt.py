@@ -124,7 +124,7 @@ async def documents(kube: KubeClient, namespace: str | None, *, reads_pages: boo
             (meta["namespace"], owner["kind"], meta["name"]), Fleet(owner, evidence=evidence, page=page)
         )
         fleet.pods.append(pod)
-    made = [manifest_of(fleet) for _, fleet in sorted(fleets.items())]
+    made = [manifest_of(*pair) for pair in paired([fleet for _, fleet in sorted(fleets.items())])]
     unread = []
     if found.unread:
         unread.append(_comments([f"metrics pages of {found.unread} more workloads were not read: use -n"]))
@@ -154,18 +154,98 @@ def evidence_of(pod: KubeObject) -> str | None:
     return next((f"label {name}={found[name]}" for name in _ENGINE_LABELS if name in found), None)
 
 
-def manifest_of(fleet: Fleet) -> str:
-    """The manifest of a fleet as YAML with comments, or comments alone for one that cannot be adopted."""
-    meta, pod = fleet.owner["metadata"], fleet.pods[0]
+def paired(fleets: list[Fleet]) -> list[tuple[Fleet, ...]]:
+    """Fleets of serve engines alone, and each prefill fleet with its decode fleet, if no other one can be meant."""
+    members: dict[tuple[str, str], list[Fleet]] = {}
+    for fleet in fleets:
+        if role_of(fleet):
+            members.setdefault(adopt_platforms.pair_key(fleet.pods[0]), []).append(fleet)
+    pairs: dict[int, tuple[Fleet, ...]] = {}
+    for group in members.values():
+        by_role = sorted(group, key=role_of, reverse=True)  # prefill first
+        if [role_of(one) for one in by_role] == ["prefill", "decode"]:
+            pairs |= {id(by_role[0]): tuple(by_role), id(by_role[1]): ()}
+    return [found for fleet in fleets if (found := pairs.get(id(fleet), (fleet,)))]
+
+
+def role_of(fleet: Fleet) -> str:
+    """The role of a fleet whose engines do one of prefill and decode, by labels or command line; "" for others."""
+    pod = fleet.pods[0]
+    own = (pod["metadata"].get("labels") or {}).get(_ROLE_LABEL)
+    if own in ("prefill", "decode"):
+        return str(own)
+    words = command_line(_engine_container(pod))
+    return adopt_platforms.disaggregated_role(pod) or adopt_platforms.role_of_arguments(words)
+
+
+def manifest_of(*fleets: Fleet) -> str:
+    """The manifest of a fleet, or of a prefill and a decode fleet, as YAML with comments; comments alone for what
+    cannot be adopted.
+    """
+    refusals = [refusal for fleet in fleets if (refusal := _refusal(fleet, is_paired=len(fleets) > 1))]
+    if refusals:
+        heads = [head for fleet in fleets for head in (_head(fleet), *_not_adopted(fleet, is_paired=len(fleets) > 1))]
+        return _comments(heads)
+    first, meta = fleets[-1], fleets[-1].owner["metadata"]
+    model, model_note = _model(command_line(_engine_container(first.pods[0])))
+    notes, targets, port = [], {}, 0
+    for fleet in fleets:
+        target, of_target = _target(fleet)
+        role, port = role_of(fleet) or "serve", target["metricsPort"]
+        targets[role] = target
+        notes += [_head(fleet), *([model_note] if fleet is first else []), *of_target]
+    notes.append(f"slo: a guess ({_TTFT} to the first token, {_TPOT} for each further one); set what your users need")
+    notes.append(_pair_note() if len(fleets) > 1 else _port_note(port))
+    notes.extend(filter(None, [_writer_note(fleet.owner) for fleet in fleets]))
+    notes.append(
+        "mode is Recommend: nothing is written. Set scaling.mode to Auto once the recommendations convince you"
+    )
+    manifest = {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND,
+        "metadata": {"name": service_name(meta["name"]), "namespace": meta["namespace"]},
+        "spec": {
+            "model": model,
+            "slo": {"ttft": _TTFT, "tpot": _TPOT},
+            "targets": targets,
+            "scaling": {"mode": "Recommend"},
+        },
+    }
+    return _comments(notes) + yaml.safe_dump(manifest, sort_keys=False)
+
+
+def _head(fleet: Fleet) -> str:
+    meta = fleet.owner["metadata"]
     label = f"{fleet.owner['kind']} {meta['namespace']}/{meta['name']}"
+    return f"{label}: {fleet.evidence}, {_count(len(fleet.pods), 'pod')}"
+
+
+def _not_adopted(fleet: Fleet, *, is_paired: bool) -> list[str]:
+    refusal = _refusal(fleet, is_paired=is_paired)
+    return [f"not adopted: {refusal or 'the other engines of its pair are not'}"]
+
+
+def _port_note(port: int) -> str:
+    return (
+        "port: not set, so Plimsoll routes nothing. To admit and route their requests, set targets.serve.port to the"
+        f" port of their OpenAI API (vLLM's is that of its metrics, {port}), and model.name to a name that they serve"
+    )
+
+
+def _pair_note() -> str:
+    return (
+        "prefill and decode: a pair by labels or command lines. Clients keep their route; the TTFT of prefill engines"
+        " lacks the KV transfer, and requests that skip them are not seen"
+    )
+
+
+def _target(fleet: Fleet) -> tuple[KubeObject, list[str]]:
+    """The target of a fleet, and how its fields were found."""
+    meta, pod = fleet.owner["metadata"], fleet.pods[0]
     container = _engine_container(pod)
     words, image = command_line(container), str(container.get("image", ""))
-    head = [f"{label}: {fleet.evidence}, {_count(len(fleet.pods), 'pod')}"]
-    if (refusal := _refusal(fleet, image)) is not None:
-        return _comments([*head, f"not adopted: {refusal}"])
     port, port_note = _metrics_port(fleet, container, words)
-    model, model_note = _model(words)
-    notes = [*head, model_note, port_note]
+    notes = [port_note]
     if fleet.page is None and "vllm" not in " ".join((image, *words)):
         notes.append(f"engine: not known from image {image}; a target must serve vLLM's metrics")
     gpus = max(1, sum(_gpus(one) for one in pod["spec"].get("containers", ())))
@@ -186,35 +266,16 @@ def manifest_of(fleet: Fleet) -> str:
         target["podSelector"] = selector
     replicas = int(fleet.owner.get("spec", {}).get("replicas", 1) or 0)
     target |= {"minReplicas": 1, "maxReplicas": max(2, 2 * replicas), "gpus": gpus}
-    notes += [
+    return target, [
+        *notes,
         gpu_note,
         f"minReplicas and maxReplicas: a guess; it has {_count(replicas, 'replica')} now",
-        f"slo: a guess ({_TTFT} to the first token, {_TPOT} for each further one); set what your users need",
     ]
-    notes.append(
-        "port: not set, so Plimsoll routes nothing. To admit and route their requests, set targets.serve.port to the"
-        f" port of their OpenAI API (vLLM's is that of its metrics, {port}), and model.name to a name that they serve"
-    )
-    notes.extend(filter(None, [_writer_note(fleet.owner)]))
-    notes.append(
-        "mode is Recommend: nothing is written. Set scaling.mode to Auto once the recommendations convince you"
-    )
-    manifest = {
-        "apiVersion": labels.API_VERSION,
-        "kind": labels.KIND,
-        "metadata": {"name": service_name(meta["name"]), "namespace": meta["namespace"]},
-        "spec": {
-            "model": model,
-            "slo": {"ttft": _TTFT, "tpot": _TPOT},
-            "targets": {"serve": target},
-            "scaling": {"mode": "Recommend"},
-        },
-    }
-    return _comments(notes) + yaml.safe_dump(manifest, sort_keys=False)
 
 
-def _refusal(fleet: Fleet, image: str) -> str | None:
-    """Why a fleet cannot be adopted; None if it can. image: of its engines."""
+def _refusal(fleet: Fleet, *, is_paired: bool) -> str | None:
+    """Why a fleet cannot be adopted; None if it can. is_paired: whether it is one of prefill and decode."""
+    image = str(_engine_container(fleet.pods[0]).get("image", ""))
     if fleet.page is not None and Feature.TARGETS not in fleet.page.engine.features:
         return f"the engine {fleet.page.engine.title} is not supported as a target yet"
     if _OTHER_ENGINES.search(image):
@@ -222,9 +283,9 @@ def _refusal(fleet: Fleet, image: str) -> str | None:
     own_labels = fleet.pods[0]["metadata"].get("labels", {})
     if name := own_labels.get(_DISAGGREGATED_SET):
         return f"DisaggregatedSet {name} sets its replicas, and renames it with each revision"
-    role = own_labels.get(_ROLE_LABEL) or adopt_platforms.disaggregated_role(fleet.pods[0])
-    if role in ("prefill", "decode"):
-        return f"its role is {role}: name it in targets.{role} of a service with prefill and decode"
+    if not is_paired and (role := role_of(fleet)):
+        other = "decode" if role == "prefill" else "prefill"
+        return f"its role is {role}, and not exactly one object of its pair has the role {other}"
     return None
 
 

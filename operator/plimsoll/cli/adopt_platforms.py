@@ -15,6 +15,7 @@ from typing import Any, Final
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.controllers.replicas_owner import is_kubeai_model, is_scaled_by_kubeai
 from plimsoll.core.errors import ClusterError
+from plimsoll.engines import vllm
 
 KubeObject = dict[str, Any]
 
@@ -24,6 +25,12 @@ _GRAPH: Final = "nvidia.com/dynamo-graph-deployment-name"  # labels of a compone
 _COMPONENT: Final = "nvidia.com/dynamo-component"
 _COMPONENT_TYPE: Final = "nvidia.com/dynamo-component-type"
 _SUB_TYPE: Final = "nvidia.com/dynamo-sub-component-type"
+_PAIR_LABELS: Final = (_GRAPH, "llm-d.ai/model", "llm-d.ai/inferenceServing", "llm-d.ai/inference-serving")
+# Role, Dynamo's flag, and vLLM's kv_role. The role kv_both, which NIXL often has, says nothing.
+_ROLE_ARGUMENTS: Final = (
+    ("prefill", "--is-prefill-worker", "kv_producer"),
+    ("decode", "--is-decode-worker", "kv_consumer"),
+)
 _WITHOUT_ENGINE: Final = frozenset({"frontend", "planner", "epp"})
 _DYNAMO_PORT: Final = "system"  # name of the port that has the engine's metrics
 _RAY_KINDS: Final = frozenset({"RayCluster", "RayService"})
@@ -40,6 +47,22 @@ def disaggregated_role(pod: KubeObject) -> str:
     own = _labels(pod)
     found = own.get(_SUB_TYPE) or own.get(_COMPONENT_TYPE)
     return str(found) if found in ("prefill", "decode") else ""
+
+
+def pair_key(pod: KubeObject) -> tuple[str, str]:
+    """What the prefill and decode engines of one pair have in common: their namespace, and graph or model."""
+    own = _labels(pod)
+    return str(pod["metadata"]["namespace"]), next((str(own[name]) for name in _PAIR_LABELS if name in own), "")
+
+
+def role_of_arguments(words: list[str]) -> str:
+    """The role that a command line gives an engine; "" for one that does both, or that says nothing."""
+    values, flags = vllm.flag_values(words), frozenset(map(vllm.flag_name, words))
+    for role, flag, kv_role in _ROLE_ARGUMENTS:
+        is_of_transfer = kv_role in values.get("--kv-transfer-config", "")
+        if is_of_transfer or flag in flags or values.get("--disaggregation-mode") == role:
+            return role
+    return ""
 
 
 def metrics_port(pod: KubeObject, container: KubeObject) -> int | None:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plimsoll.adapters.engine_metrics import parse_metrics
+from plimsoll.core.engine_model.observed_benchmark import observed_benchmark
+from plimsoll.core.engine_model.self_benchmark import fit_step_model
+from plimsoll.core.ports import EngineReading
+from plimsoll.core.types import Role
+from plimsoll.engines.launched import METRICS
 from tests.engine_image.middleware_harness import CHAT_PATH, COMPLETIONS
 from tests.engine_image.simulated.api_harness import ApiHarness, make_harness, serve_engine, wait_idle
 from tests.ports import free_ports
@@ -170,3 +177,24 @@ async def test_side_channel_survives_invalid_messages(tmp_path: Path, said: byte
         writer.close()
         await writer.wait_closed()
         assert (await remote_prefill(prefill))["remote_num_tokens"] == 450
+
+
+async def test_metrics_of_a_pair_are_a_benchmark_of_each_role(tmp_path: Path) -> None:
+    """As the engines of a foreign router, which knows no header of the project."""
+    async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="decode") as decode:
+        first = [await _reading(one) for one in (prefill, decode)]
+        for number in range(21):
+            body = completion_body(prompt=f"{number} {PROMPT}")
+            got = await prefill.api_direct({**body, "max_tokens": 1, "kv_transfer_params": REMOTE})
+            answer = await decode.api_direct({**body, "kv_transfer_params": got.json["kv_transfer_params"]})
+            assert answer.json["usage"]["completion_tokens"] == 24
+        for one, role, before in zip((prefill, decode), (Role.PREFILL, Role.DECODE), first, strict=True):
+            found = observed_benchmark(await _reading(one), before, role)
+            assert found is not None
+            model = fit_step_model(found)
+            assert 0.0 < model.base_s < 0.2
+            assert (await _reading(one)).ttft_s is not None
+
+
+async def _reading(one: ApiHarness) -> EngineReading:
+    return parse_metrics((await one.send(path="/metrics")).body, "p", time.monotonic(), METRICS)
