@@ -55,8 +55,14 @@ class Session:
         self.model = dummy_models.write_model(out / "models", model)
         self._home = out / "home"
 
-    def launch(self, name: str, args: Sequence[str] = ()) -> engine.LaunchedEngine:
-        """Starts an engine with the folders of caches that the operator gives its pods."""
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of KV cache of one token in 16 bits."""
+        config = dummy_models.CONFIGS[self.model_name]
+        return 4 * int(config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
+
+    def launch(self, name: str, args: Sequence[str] = (), api: int = 8000) -> engine.LaunchedEngine:
+        """Starts an engine with the folders of caches that the operator gives its pods, on its own ports."""
         cache = self._home / ".cache"
         variables = {
             "HOME": str(self._home),
@@ -67,7 +73,7 @@ class Session:
         }
         self._home.mkdir(exist_ok=True)
         return engine.launch(
-            name, self.model, self.out, args=(*self._args, *args), runtime=self.runtime, variables=variables
+            name, self.model, self.out, api=api, args=(*self._args, *args), runtime=self.runtime, variables=variables
         )
 
     @contextlib.contextmanager

@@ -119,6 +119,12 @@ async def test_model_by_unknown_name_is_a_404(stack: GatewayStack) -> None:
     assert headers["x-should-retry"] == "false"
 
 
+async def test_anthropic_client_gets_its_error_of_models(stack: GatewayStack) -> None:
+    status, error, _ = await exchange(stack, "GET", "/v1/models/none", {"anthropic-version": "2023-06-01"})
+    assert (status, error["type"]) == (404, "not_found_error")
+    assert error.keys() == {"type", "message"}
+
+
 @pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])
 async def test_compressed_body_is_a_415_that_names_it(stack: GatewayStack, coding: str) -> None:
     sent = {"content-encoding": coding, "content-type": "application/json"}

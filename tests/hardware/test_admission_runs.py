@@ -7,7 +7,9 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from aiohttp import web
@@ -27,6 +29,8 @@ from bench.hardware.admission.runs import (
     results_path,
 )
 from bench.hardware.admission.static_cap import StaticCap
+from bench.hardware.engine import LaunchedEngine
+from bench.hardware.measure import MeasurementRecord
 from bench.hardware.summary import ObservedRequest
 from plimsoll.core.slo import Slo
 from tests.gateway.kube_objects import build_catalog
@@ -300,3 +304,17 @@ def test_drain_is_shortened_only_for_overload_without_admission() -> None:
     ]
     assert not kept
     assert measure.drain_s(AdmissionRun.parse("none@2", 0)) < client.CLIENT_DRAIN_S
+
+
+def test_capped_run_reaches_the_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = create_autospec(client.run, return_value=[{"status": 200, "ok": True, "late_s": 0.001}])
+    monkeypatch.setattr(client, "run", clients)
+    monkeypatch.setattr(measure, "wait_idle", lambda _: None)
+    monkeypatch.setattr(measure, "_DRAIN_MARGIN_S", 0.0)
+    record = MeasurementRecord(tmp_path / "result.json")
+    given = argparse.Namespace(call="a", prediction=tmp_path, workers=1)
+    engine_run = LaunchedEngine("e", create_autospec(Popen, instance=True), 8000, 8001, 0.0)
+    run = AdmissionRun.parse("none@1", 0)
+    asyncio.run(measure._play_run(record, engine_run, given, tmp_path, run, {}, None))
+    assert clients.call_args.kwargs["cap_socket"] == ""
+    assert record.found[run.result_name("a")]["ok"] == 1

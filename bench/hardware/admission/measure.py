@@ -167,7 +167,7 @@ async def _play_run(
                 path,
                 workers=given.workers,
                 seed=seed,
-                turn=cap_socket,
+                cap_socket=cap_socket,
                 drain_s=drain_s(run),
             )
     await asyncio.to_thread(wait_idle, engine_run)

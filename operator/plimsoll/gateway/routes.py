@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from random import Random
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from plimsoll.adapters.internal_tls import has_name
 from plimsoll.gateway import error_messages
-from plimsoll.gateway.api_routes import EVENT_STREAM, MODELS_PATH, ApiRoute, route_of
+from plimsoll.gateway.api_routes import EVENT_STREAM, MODELS_PATH, ApiRoute, ErrorShape, route_of
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.body_filters import BODY_BYTES_HEADER, RESERVE_PREFIX
 from plimsoll.gateway.envoy.listener import CHECK_PREFIX
@@ -44,6 +44,7 @@ _CHECK = CHECK_PREFIX.encode()
 _RESERVE = RESERVE_PREFIX.encode()
 _BODY_BYTES = BODY_BYTES_HEADER.encode()
 _MODEL = f"{MODELS_PATH}/".encode()
+_ANTHROPIC_VERSION: Final = b"anthropic-version"  # header of each request of its SDKs
 
 
 class EnvoyEndpoint:
@@ -119,16 +120,16 @@ class EnvoyEndpoint:
 
     def _models(self, request: HttpRequest, path: bytes) -> bytes | AsyncIterator[bytes]:
         """Handles `/v1/models` and `/v1/models/NAME`: they show a client only what it may use."""
-        identity = self._picker.authenticate(request.headers)
+        identity, shape = self._picker.authenticate(request.headers), _shape(request.headers)
         if isinstance(identity, Rejection):
-            return self._picker.reject(identity)
+            return self._picker.reject(identity, shape)
         self._picker.attributes.begin(request.headers, identity, "")
         if path in (MODELS_PATH.encode(), _MODEL):
             return response(200, JSON_HEADERS, self._models_body(identity))
         name = unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace")
         if request.method == b"GET" and wants_events(request.headers.get(b"accept", b"")):
             return self.progress.open(identity, name, source_network(request.headers))
-        return model(self._picker, identity, name)
+        return model(self._picker, identity, name, shape)
 
     def _models_body(self, identity: Identity) -> bytes:
         """As `models_body`. A list of 1,000 services takes 5 ms, so that of all is made once for each catalog."""
@@ -138,6 +139,11 @@ class EnvoyEndpoint:
         if self._all_models is None or self._all_models[0] is not catalog:
             self._all_models = catalog, models_body(self._picker, identity)
         return self._all_models[1]
+
+
+def _shape(headers: Mapping[bytes, bytes]) -> ErrorShape:
+    """Returns the shape of an error about models, whose paths both APIs have."""
+    return ErrorShape.ANTHROPIC if _ANTHROPIC_VERSION in headers else ErrorShape.OPENAI
 
 
 def wants_events(accept: bytes) -> bool:
@@ -168,13 +174,13 @@ def _name(named: tuple[str, ServiceEntry]) -> str:
     return named[0]
 
 
-def model(picker: Picker, identity: Identity, name: str) -> bytes:
+def model(picker: Picker, identity: Identity, name: str, shape: ErrorShape) -> bytes:
     """Returns the response to `/v1/models/NAME`, for any name that the gateway serves."""
     service = picker.catalog.by_name.get(name)
     if not identity.may_use(name, service, picker.catalog):
-        return picker.reject(model_not_allowed(identity, name))
+        return picker.reject(model_not_allowed(identity, name), shape)
     if service is None:
-        return write_response(to_response(error_messages.model_not_found(name), Random(0)))
+        return write_response(to_response(error_messages.model_not_found(name), Random(0), shape))
     return response(200, JSON_HEADERS, orjson.dumps(_card(service, name)))
 
 
