@@ -135,7 +135,7 @@ e2e-keda: images $(VENV)/.clients ## The scenarios with KEDA and the Prometheus 
 	@$(STAGE) -v keda e2e/cluster/images keda prometheus-adapter
 	@$(STAGE) -v e2e-keda $(PYTHON) -m pytest e2e -m keda
 
-e2e-flux: images $(VENV)/.clients ## The scenario with Flux's kustomize-controller, which is built first
+e2e-flux: images $(VENV)/.clients ## The scenario with Flux, which is built first
 	@$(STAGE) -v flux e2e/cluster/images flux
 	@$(STAGE) -v e2e-flux $(PYTHON) -m pytest e2e -m flux
 

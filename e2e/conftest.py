@@ -107,7 +107,7 @@ EXTENDED_SCENARIOS = (
 # Only `make e2e-keda` runs these: KEDA and the Prometheus adapter take minutes to build.
 KEDA_SCENARIOS = ("keda", "hpa")
 
-# Only `make e2e-flux` runs these: Flux's controller takes minutes to build.
+# Only `make e2e-flux` runs these: Flux's controllers take minutes to build.
 FLUX_SCENARIOS = ("flux",)
 
 # Only `make e2e-policies` runs these: the controller takes minutes to build.

@@ -79,7 +79,8 @@ MODULES = (
     ),
     Module("keda.py", {"keda-operator": "./cmd/operator", "keda-adapter": "./cmd/adapter"}, source=keda.source),
     Module("prometheus_adapter.py", {"prometheus-adapter": "./cmd/adapter"}, source=prometheus_adapter.source),
-    Module("flux", {"kustomize-controller": "."}, source=flux.source),
+    Module("flux", {"kustomize-controller": "."}, source=flux.kustomize_controller),
+    Module("flux", {"source-controller": "."}, source=flux.source_controller),
     Module("policies", {"policy-controller": "."}),
 )
 

@@ -50,7 +50,7 @@ IMAGES = (
     Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image", *_SIMULATED_ENGINE)),
     Image("keda", _PROGRAMS, (), ("keda-operator", "keda-adapter")),
     Image("prometheus-adapter", _PROGRAMS, (), ("prometheus-adapter",)),
-    Image("flux", _PROGRAMS, (), ("kustomize-controller",)),
+    Image("flux", _PROGRAMS, (), ("source-controller", "kustomize-controller")),
     Image("policies", HERE / "policies/Dockerfile", (), ("policy-controller",)),
 )
 

@@ -1,7 +1,7 @@
-"""Flux's kustomize-controller in the local cluster, and revisions for it.
+"""Flux's source-controller and kustomize-controller in the local cluster, and revisions for them.
 
-Its own manifests are applied, except for the image, the requests and the namespace. source-controller does not run:
-each revision is an ExternalArtifact, whose archive is a blob of the local registry.
+Their own manifests are applied, except for the image, the requests and the namespace. Each revision is an OCI artifact
+in the local registry.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import tarfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -20,7 +19,7 @@ import httpx
 import yaml
 
 from e2e.cluster.docker import container
-from e2e.cluster.flux import MODULE, SOURCES, downloaded
+from e2e.cluster.flux import KUSTOMIZE, SOURCES, downloaded
 from e2e.cluster.images import reference
 from e2e.cluster.settings import REGISTRY
 from e2e.lib.kube import Cluster, Object, condition
@@ -30,18 +29,22 @@ NAMESPACE: Final = "flux-system"
 MANAGER: Final = "kustomize-controller"  # the field manager of what Flux applies
 KUSTOMIZATIONS: Final = "kustomizations.kustomize.toolkit.fluxcd.io"
 READY_S: Final = 240
-_ARTIFACTS: Final = "externalartifacts.source.toolkit.fluxcd.io"
+_SOURCES: Final = "ocirepositories.source.toolkit.fluxcd.io"
 _SOURCE: Final = "fleet"
-_BLOBS: Final = "/v2/plimsoll/fleet/blobs"
+_REPOSITORY: Final = "plimsoll/fleet"  # of the local registry
+_TAG: Final = "main"
+_CONFIG_TYPE: Final = "application/vnd.cncf.flux.config.v1+json"  # as `flux push artifact` writes
+_CONTENT_TYPE: Final = "application/vnd.cncf.flux.content.v1.tar+gzip"
+_MANIFEST_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
 
 
 @contextmanager
 def installed(cluster: Cluster) -> Iterator[None]:
-    """The controller, ready; gone afterwards, its Kustomizations first."""
-    controller, sources = downloaded(MODULE) / "config", downloaded(SOURCES) / "config"
+    """The controllers, ready; gone afterwards, their Kustomizations first."""
     rendered = [
-        cluster.kubectl("kustomize", str(folder))
-        for folder in (controller / "crd", sources / "crd", controller / "rbac", controller / "manager")
+        cluster.kubectl("kustomize", str(downloaded(module) / "config" / folder))
+        for module in (SOURCES, KUSTOMIZE)
+        for folder in ("crd", "rbac", "manager")
     ]
     namespace: Object = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     objects = [namespace, *(one for text in rendered for one in yaml.safe_load_all(text) if one)]
@@ -58,25 +61,18 @@ def installed(cluster: Cluster) -> Iterator[None]:
 
 def deliver(cluster: Cluster, files: Mapping[str, str]) -> str:
     """Make these files, by path, the source's newest revision, which is returned."""
-    archive = _archive(files)
-    digest = f"sha256:{hashlib.sha256(archive).hexdigest()}"
-    _push(archive, digest)
-    address = (container(REGISTRY) or {})["NetworkSettings"]["Networks"]["kind"]["IPAddress"]
-    revision, now = f"main@{digest}", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    artifact = {"digest": digest, "revision": revision, "size": len(archive), "lastUpdateTime": now}
-    artifact |= {"path": digest, "url": f"http://{address}:5000{_BLOBS}/{digest}"}
-    ready = {"type": "Ready", "status": "True", "reason": "Succeeded", "message": revision, "lastTransitionTime": now}
-    source = {"apiVersion": "source.toolkit.fluxcd.io/v1", "kind": "ExternalArtifact"}
-    cluster.apply({**source, "metadata": {"name": _SOURCE, "namespace": NAMESPACE}, "spec": {}})
-    status = json.dumps({"status": {"artifact": artifact, "conditions": [ready]}})
-    patch = ("patch", _ARTIFACTS, _SOURCE, "-n", NAMESPACE, "--subresource=status", "--type=merge", "-p", status)
-    cluster.kubectl(*patch)
-    return revision
+    digest = _push_artifact(_archive(files))
+    registry = (container(REGISTRY) or {})["NetworkSettings"]["Networks"]["kind"]["IPAddress"]
+    spec = {"interval": "10m", "insecure": True, "url": f"oci://{registry}:5000/{_REPOSITORY}", "ref": {"tag": _TAG}}
+    source = {"apiVersion": "source.toolkit.fluxcd.io/v1", "kind": "OCIRepository"}
+    cluster.apply({**source, "metadata": {"name": _SOURCE, "namespace": NAMESPACE}, "spec": spec})
+    _annotate(cluster, _SOURCES, _SOURCE, digest)
+    return f"{_TAG}@{digest}"
 
 
 def with_source(kustomization: Object) -> Object:
     """A Kustomization of the same kind that takes its manifests from `deliver`."""
-    source = {"kind": "ExternalArtifact", "name": _SOURCE}
+    source = {"kind": "OCIRepository", "name": _SOURCE}
     spec = {key: value for key, value in kustomization["spec"].items() if key != "dependsOn"}  # the chart is there
     return {**kustomization, "spec": {**spec, "sourceRef": source, "retryInterval": "10s"}}
 
@@ -94,8 +90,7 @@ def ready(cluster: Cluster, name: str) -> Object:
 
 def request_reconciliation(cluster: Cluster, name: str, token: str) -> None:
     """As `flux reconcile` does; see `reconciled`."""
-    note = f"reconcile.fluxcd.io/requestedAt={token}"
-    cluster.kubectl("annotate", "--overwrite", KUSTOMIZATIONS, name, "-n", NAMESPACE, note)
+    _annotate(cluster, KUSTOMIZATIONS, name, token)
 
 
 def reconciled(cluster: Cluster, name: str, token: str) -> bool:
@@ -115,11 +110,26 @@ def _archive(files: Mapping[str, str]) -> bytes:
     return gzip.compress(packed.getvalue(), mtime=0)
 
 
-def _push(blob: bytes, digest: str) -> None:
-    with httpx.Client(base_url=REGISTRY_URL, trust_env=False) as http:
-        place = http.post(f"{_BLOBS}/uploads/").raise_for_status().headers["location"]
-        url = httpx.URL(place).copy_merge_params({"digest": digest})
-        http.put(url, content=blob, headers={"content-type": "application/octet-stream"}).raise_for_status()
+def _annotate(cluster: Cluster, kind: str, name: str, token: str) -> None:
+    note = f"reconcile.fluxcd.io/requestedAt={token}"
+    cluster.kubectl("annotate", "--overwrite", kind, name, "-n", NAMESPACE, note)
+
+
+def _push_artifact(archive: bytes) -> str:
+    """Push the artifact as `flux push artifact` does. Returns the digest of its manifest."""
+    with httpx.Client(base_url=f"{REGISTRY_URL}/v2/{_REPOSITORY}/", trust_env=False) as http:
+        parts = [_push_blob(http, b"{}", _CONFIG_TYPE), _push_blob(http, archive, _CONTENT_TYPE)]
+        manifest = {"schemaVersion": 2, "mediaType": _MANIFEST_TYPE, "config": parts[0], "layers": parts[1:]}
+        pushed = http.put(f"manifests/{_TAG}", json=manifest, headers={"content-type": _MANIFEST_TYPE})
+        return str(pushed.raise_for_status().headers["docker-content-digest"])
+
+
+def _push_blob(http: httpx.Client, blob: bytes, media_type: str) -> Object:
+    digest = f"sha256:{hashlib.sha256(blob).hexdigest()}"
+    place = http.post("blobs/uploads/").raise_for_status().headers["location"]
+    url = httpx.URL(place).copy_merge_params({"digest": digest})
+    http.put(url, content=blob, headers={"content-type": "application/octet-stream"}).raise_for_status()
+    return {"mediaType": media_type, "digest": digest, "size": len(blob)}
 
 
 def _adapted(one: Object) -> Object:
@@ -131,7 +141,6 @@ def _adapted(one: Object) -> Object:
     if one["kind"] == "Deployment":
         [manager] = one["spec"]["template"]["spec"]["containers"]
         manager["image"] = reference("flux")
-        manager |= {"imagePullPolicy": "Always", "command": ["/kustomize-controller"]}
-        manager["args"].append("--feature-gates=ExternalArtifact=true")
+        manager |= {"imagePullPolicy": "Always", "command": [f"/{one['metadata']['name']}"]}
         manager["resources"]["requests"] = {"cpu": "10m", "memory": "64Mi"}
     return one
