@@ -24,6 +24,7 @@ from plimsoll.core.autoscaling.rejection_feedback import (
 )
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.service_state import ServiceTick
+from plimsoll.core.autoscaling.sizing_batch import SizingRequest, size_batch
 from plimsoll.core.autoscaling.sizing_requests import sizing_requests
 from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.autoscaling.tier_demand import ObservedService, service_demand
@@ -178,14 +179,21 @@ def demand_of(fleet: Fleet, observed: ServiceSnapshot) -> Mapping[str, TierDeman
     return service_demand(ObservedService(tick)).tiers
 
 
-def requested_replicas(fleet: Fleet, said: ServiceMetrics, starting: tuple[StartingPod, ...], more: int = 0) -> float:
-    """Work of those told to come back for which capacity is asked, GPU-seconds, with so many replicas more ordered."""
+def sizing_request(
+    fleet: Fleet, said: ServiceMetrics, starting: tuple[StartingPod, ...], more: int = 0
+) -> SizingRequest:
+    """What the tier is sized for with so many replicas more ordered."""
     count = fleet.replicas["serve"] + more
     observed = ServiceSnapshot(said, {"serve": TierSnapshot(count, count - len(starting), starting, fleet.about)})
     demand = demand_of(fleet, observed)
     return sizing_requests(
         fleet.service.tiers, fleet.service.sizings, observed, fleet.scaling_spec, demand, fleet.now_s
-    )["serve"].retry_gpu_s
+    )["serve"]
+
+
+def requested_replicas(fleet: Fleet, said: ServiceMetrics, starting: tuple[StartingPod, ...], more: int = 0) -> float:
+    """Work of those told to come back for which capacity is asked, GPU-seconds, with so many replicas more ordered."""
+    return sizing_request(fleet, said, starting, more).retry_gpu_s
 
 
 def test_retry_backlog_sizes_for_full_uncertainty() -> None:
@@ -255,6 +263,21 @@ def test_retry_backlog_is_reduced_by_starting_replicas() -> None:
         requested_replicas(fleet, replace(metrics, reserved_work_s=1.0), (StartingPod("x", fleet.now_s),), more=8)
         == 0.0
     )
+
+
+def test_start_for_retries_is_kept_beside_free_capacity() -> None:
+    """The ready ones' free capacity carries a part of the retries. It is in the whole count already."""
+    fleet, ready = settled(), 4  # beyond those that the load needs
+    found, horizon_s = need(fleet), fleet.service.horizon_s("serve", fleet.scaling_spec)
+    short_of = fleet.replicas["serve"] + ready + 0.5 - found.rate_per_s * found.request_gpu_s / found.replica_work
+    metrics = replace(STEADY_METRICS, reserved_work_s=short_of * found.replica_work * horizon_s)
+    (before,) = size_batch([sizing_request(fleet, metrics, (), ready)])
+    assert not isinstance(before, Unavailable)
+    pods = tuple(StartingPod(f"{n}", fleet.now_s) for n in range(before.replicas - fleet.replicas["serve"] - ready))
+    assert pods
+    (after,) = size_batch([sizing_request(fleet, metrics, pods, ready + len(pods))])
+    assert not isinstance(after, Unavailable)
+    assert after.replicas <= before.replicas <= after.scale_down_replicas
 
 
 @pytest.mark.parametrize("many", [3.0, 6.0, 10.0])

@@ -1,7 +1,9 @@
 """Work of rejected requests that were given a retry time.
 
 Arrivals are first attempts, so the forecast does not contain this work. Retry times follow the expected readiness of
-starting replicas, which serve the work. A replica that is ordered now serves only the remainder.
+starting replicas, which serve the work. A replica that is ordered now serves only the remainder. What decides which
+replicas stay is all of the work, as while none starts: a count is compared with its whole capacity, and the free
+capacity of the ready ones is in it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _MAX_UTILIZATION: Final = 0.9  # of the SLO capacity; the rest absorbs random va
 
 class RetryBacklog(NamedTuple):
     """Retry work in GPU-seconds. unassigned_gpu_s: work that needs further replicas. scheduled_gpu_s: work that
-    starting replicas will serve; it must not order more replicas, but keeps these from being cancelled."""
+    ready and starting replicas will serve; it must not order more replicas, but keeps these from being cancelled."""
 
     unassigned_gpu_s: float = 0.0
     scheduled_gpu_s: float = 0.0
@@ -59,10 +61,7 @@ def backlog_during_startup(
     etas = [eta(tier.startup_model, pod, now_s) for pod in tier_snapshot.starting if pod.unschedulable_reason is None]
     etas_s = sorted(one.likely_s for one in etas if isinstance(one, Eta))
     unassigned_gpu_s = max(0.0, retry_gpu_s - _served_gpu_s(replica_work, tier_snapshot.ready, etas_s, forecast))
-    return RetryBacklog(
-        unassigned_gpu_s,
-        max(0.0, retry_gpu_s - _served_gpu_s(replica_work, tier_snapshot.ready, (), forecast)) - unassigned_gpu_s,
-    )
+    return RetryBacklog(unassigned_gpu_s, retry_gpu_s - unassigned_gpu_s)
 
 
 def _served_gpu_s(replica_work: float, ready: int, etas_s: Sequence[float], forecast: Forecast) -> float:

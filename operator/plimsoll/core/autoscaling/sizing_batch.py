@@ -60,8 +60,8 @@ class SizingRequest:
 
     backlog_gpu_s: queued work; it counts only while no replica is ready. retry_gpu_s: work of rejected requests with a
     retry reservation. Arrivals count first attempts only, so no forecast includes it. Both are to be served within one
-    horizon in addition to the load, because no new replica is ready sooner. scheduled_gpu_s: retry work that starting
-    replicas will serve. It orders no further replicas, but keeps these from being removed.
+    horizon in addition to the load, because no new replica is ready sooner. scheduled_gpu_s: retry work that the
+    ordered replicas will serve. It orders no further replicas, but keeps these from being removed.
     """
 
     capacity: TierCapacity
