@@ -30,7 +30,7 @@ from plimsoll.gateway.one_queue.owner_link import OwnerLink
 from plimsoll.gateway.one_queue.ownership import Ownership
 from plimsoll.gateway.picker import Picker
 
-WAIT_SECONDS: Final = MINUTE_S  # the larger burst, that of a key's limits
+WAIT_SECONDS: Final = MINUTE_S  # for a service that is not known
 COPY_SECONDS: Final = 0.05  # between two messages with copies; use of this time is lost with a killed owner
 MAX_COPIES: Final = 20_000  # of one gateway, and as many limits that wait for their owner or their service
 
@@ -95,7 +95,7 @@ class SpentLimits:
         for since_s, spent in found:
             if self._owner(spent) == self._ownership.own_name and self._is_known(spent):
                 self._spend(self._left(spent, now - since_s), now)
-            elif now - since_s < WAIT_SECONDS:
+            elif not self._is_over(spent, now - since_s):
                 self._waiting.append((since_s, spent))
 
     def hand_over(self, link: OwnerLink, now: float) -> None:
@@ -169,7 +169,7 @@ class SpentLimits:
             for limit, copy in list(copies.by_limit.items()):
                 owner = self._owner(copy.spent)
                 is_useful = owner == own or (owner == gateway and not copy.is_counted)
-                if now - copy.since_s >= WAIT_SECONDS or not is_useful:
+                if not is_useful or self._is_over(copy.spent, now - copy.since_s):
                     del copies.by_limit[limit]
                 elif owner == own and not copy.is_counted:
                     copy.is_counted = True
@@ -250,6 +250,12 @@ class SpentLimits:
             for amount, rate in zip((spent.requests, spent.tokens), rates, strict=True)
         )
         return msgspec.structs.replace(spent, requests=requests, tokens=tokens) if requests or tokens else None
+
+    def _is_over(self, spent: messages.SpentLimit, waited_s: float) -> bool:
+        """Whether all is refilled, or nobody knows at which rate."""
+        if self._is_known(spent):
+            return self._left(spent, waited_s) is None
+        return waited_s >= WAIT_SECONDS
 
     def _owner(self, spent: messages.SpentLimit) -> str:
         if spent.service is None:
