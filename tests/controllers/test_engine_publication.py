@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from plimsoll.adapters.kube_client import received
 from plimsoll.api import labels
 from plimsoll.controllers.reconcile import engine_publication
 from plimsoll.controllers.reconcile.engine_publication import left_out, published_engines, template_of
 from plimsoll.core import codec
 from plimsoll.core.errors import ObjectRejected
-from plimsoll.core.routing.published_engines import PodState, PublishedEngines
+from plimsoll.core.routing.published_engines import MAX_PUBLISHED, PodState, PublishedEngines
+from plimsoll.resources import objects
 from tests import builders
 from tests.controllers.single_service import KEY, SingleService
 
@@ -131,6 +133,23 @@ def test_earlier_engines_beyond_the_bound_are_not_used(monkeypatch: pytest.Monke
     assert found.template_of("serve", "chat-serve-a-2", "") == template_of(own)
 
 
+@pytest.mark.parametrize("length", [40, 63, 253], ids="names of {} characters".format)
+def test_engines_at_the_bound_are_within_the_size_of_an_object(length: int) -> None:
+    """Of a larger object processes keep no engines at all."""
+    new = workload(engine("x", "new"))
+    owners = [f"{n:04d}".ljust(length, "x") for n in range(MAX_PUBLISHED)]
+    leaving = {"deletionGracePeriodSeconds": 1, **DELETED}
+    pods = [engine(f"{owner}-1", owner[:63], owner, **leaving, uid=owner[:36]) for owner in owners]
+    for pod in pods:
+        pod["spec"] = {**pod.get("spec", {}), "terminationGracePeriodSeconds": 600}
+    found = published_engines([new], pods, [])
+    made = objects.admission(PARENT, {"classes": ["x" * 63] * 32}, found)
+    assert len(found.pods) == MAX_PUBLISHED
+    assert received(made)["engines"] == made["engines"]
+    assert left_out(found, pods) == MAX_PUBLISHED - len(found.others)
+    assert len(found.others) == MAX_PUBLISHED or length > 40
+
+
 @pytest_asyncio.fixture
 async def running() -> AsyncIterator[SingleService]:
     made = SingleService(0.0, tiers={"serve": {"maxReplicas": 9}})
@@ -181,7 +200,7 @@ async def test_event_says_that_engines_are_left_out(running: SingleService, monk
     running.edit("engine", {"args": ["--max-model-len=4096"]})
     await running._reconciler.reconcile(KEY)
     (event,) = [one for one in running.kube.events if one["reason"] == "EnginesLeftOut"]
-    assert event["message"].startswith("1 of the engines get no requests, because more than 0 differ")
+    assert event["message"].startswith("1 of the engines get no requests, because more differ from")
 
 
 async def test_invalid_spec_keeps_engines_published(running: SingleService) -> None:

@@ -16,6 +16,7 @@ from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.one_queue import messages, spent_limits
 from plimsoll.gateway.one_queue.ownership import Ownership
 from plimsoll.gateway.one_queue.spent_limits import WAIT_SECONDS, SpentLimits
+from plimsoll.gateway.service_catalog import EMPTY_CATALOG
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
 from tests.gateway.api_key_secrets import bearer, key_secret
 from tests.gateway.kube_objects import Object
@@ -43,8 +44,8 @@ def keys() -> Authenticator:
 def used(gateway: Gateway) -> float:
     """The tokens of the quota that a gateway counts."""
     admission = gateway.picker.admission.services.get(CHAT)
-    found = {} if admission is None else admission.controller.quotas.changed(0.0, is_all=True)
-    return found["jobs"].tokens if "jobs" in found else 0.0
+    bucket = None if admission is None else admission.controller.quotas._buckets.get("jobs")
+    return 0.0 if bucket is None else bucket.spent(0.0).tokens
 
 
 def copied(owner: Gateway, *gateways: Gateway) -> float:
@@ -178,15 +179,27 @@ async def test_copies_of_a_former_process_wait_for_the_next_one() -> None:
     assert after.counted(name, 10.0) == 90.0 - 10.0 + 90.0
 
 
-async def test_copies_are_refilled_and_forgotten_as_buckets_are() -> None:
+@pytest.mark.parametrize(("after_s", "left"), [(61.0, 29.0), (90.0, 0.0)])
+async def test_copies_are_refilled_and_forgotten_as_buckets_are(after_s: float, left: float) -> None:
+    """One long request may take more than the burst of a minute, which is refilled for longer."""
     after = Next()
     name = after.name(Ownership.owner_of_key)
     after.copy(b"first", 0.0, name)
-    after.spent.collect(WAIT_SECONDS)
-    assert not after.spent._copies
+    after.spent.collect(after_s)
+    assert bool(after.spent._copies) == bool(left)
     after.ownership.set_candidates(NAMES[:1])
+    after.spent.collect(after_s)
+    assert after.counted(name, after_s) == left
+
+
+async def test_limits_of_an_unknown_service_are_forgotten() -> None:
+    after = Next()
+    spent = [messages.SpentLimit("jobs", 0.0, 90.0, "team/unknown")]
+    after.spent.count(NAMES[1], spent, 0.0)
+    after.spent.keep_copies(NAMES[1], messages.SpentCopies(b"first", spent), 0.0)
     after.spent.collect(WAIT_SECONDS)
-    assert after.counted(name, WAIT_SECONDS) == 0.0
+    assert not after.spent.is_waiting
+    assert not after.spent._copies
 
 
 async def test_owner_that_comes_back_in_time_is_copied_again() -> None:
@@ -221,3 +234,45 @@ async def test_use_is_copied_to_the_next_owner_alone(tmp_path: Path) -> None:
         await eventually(lambda: copied(owner, *others) > 0, "the next owner has a copy")
         holders = [one.name for one in gateways.all if copied(owner, one) > 0]
         assert holders == [owner.queue._ownership.next_owner_of(CHAT)]
+
+
+async def test_process_that_knows_no_gateways_counts_no_copies() -> None:
+    """It has just started, its services come before the gateways, and the owner runs on."""
+    after = Next()
+    name = after.name(Ownership.owner_of_key)
+    after.copy(b"first", 0.0, name)
+    after.ownership.set_candidates([])
+    after.spent.collect(0.0)
+    after.ownership.set_candidates(NAMES)
+    after.spent.collect(0.0)
+    assert not after.spent.is_waiting, "the owner would get what it has counted itself"
+
+
+async def test_gateway_that_owns_no_longer_next_has_no_copies() -> None:
+    """Its successor as the next owner has copies too: a new process of the owner would get both."""
+    after, others = Next(), (*NAMES, "gateway-2")
+    names = [f"key-{n}" for n in range(200)]
+    after.ownership.set_candidates(others)
+    moved = next(
+        name
+        for name in names
+        if (after.ownership.owner_of_key(name), after.ownership.next_owner_of_key(name)) == others[1:]
+    )
+    after.ownership.set_candidates(NAMES)
+    after.copy(b"first", 0.0, moved)
+    after.ownership.set_candidates(others)
+    after.spent.collect(0.0)
+    after.copy(b"second", 0.0)
+    assert not after.spent.is_waiting
+
+
+async def test_copies_of_an_unknown_service_wait_for_it() -> None:
+    """The owner is gone before this gateway knows the service."""
+    after = Next()
+    after.picker.set_catalog(EMPTY_CATALOG)
+    service = next(key for n in range(200) if after.ownership.owner_of(key := f"team/{n}") == NAMES[1])
+    spent = [messages.SpentLimit("jobs", 0.0, 90.0, service)]
+    after.spent.keep_copies(NAMES[1], messages.SpentCopies(b"first", spent), 0.0)
+    after.ownership.set_candidates(NAMES[:1])
+    after.spent.collect(0.0)
+    assert after.spent.is_waiting

@@ -11,15 +11,18 @@ out: then gateways use only the pods that are published.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from itertools import islice
+from functools import lru_cache
+from itertools import accumulate, islice, takewhile
 from typing import Any, Final
 
 from plimsoll.adapters.engine_of_pod import engine_args, engine_of, has_launcher
+from plimsoll.adapters.object_size import measure
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers import tier_workload
 from plimsoll.controllers.object_cache import role_of
+from plimsoll.core import codec
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.published_engines import MAX_PUBLISHED, EngineTemplate, PodState, PublishedEngines
 from plimsoll.core.types import Role
@@ -29,6 +32,7 @@ Object = dict[str, Any]
 _EVICTED: Final = "EvictionByEvictionAPI"  # reason of DisruptionTarget: the node is drained, and gives no room
 _PREEMPTED: Final = "PreemptionByScheduler"  # another pod waits for the engine's room
 _MAX_FIGURE: Final = 2**53  # of an argument, so that its JSON is exact
+_MAX_BYTES: Final = 352 * 1024  # of the entries of one list, so that readers keep the object (`MAX_CHILD_BYTES`)
 
 
 def published_engines(
@@ -51,8 +55,8 @@ def published_engines(
     absent = {role for role, key, template, pod in known if key == _uid(pod) and template != current.get(role)}
     absent |= {earlier[uid] for uid in earlier.keys() - _bounded(earlier).keys()}
     others = _others(known, current, absent)
-    if len(others) > MAX_PUBLISHED:
-        absent |= {role for role, key, _, _ in known if key in others.keys() - _bounded(others).keys()}
+    if beyond := others.keys() - _bounded(others).keys():
+        absent |= {role for role, key, _, _ in known if key in beyond}
         others = _others(known, current, absent)
     states = {_uid(pod): state for _, _, template, pod in known if (state := _state(pod, template)) is not None}
     return PublishedEngines(
@@ -73,8 +77,8 @@ def left_out_event(count: int) -> Event:
     """Says that engines get no requests."""
     return Event(
         EventReason.ENGINES_LEFT_OUT,
-        f"{count} of the engines get no requests, because more than {MAX_PUBLISHED} differ from their tier. Let the "
-        "rollout end, or divide the service.",
+        f"{count} of the engines get no requests, because more differ from their tier than gateways can be told of: "
+        f"{MAX_PUBLISHED}, or fewer with long names. Let the rollout end, or divide the service.",
     )
 
 
@@ -159,7 +163,16 @@ def _conditions(pod: Object) -> Iterable[Object]:
 
 
 def _bounded(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: found[name] for name in sorted(found)[:MAX_PUBLISHED]}
+    """The first entries by name, as many as can be published."""
+    names = sorted(found)[:MAX_PUBLISHED]
+    sizes = accumulate(measure({name: None})[0] + _bytes(found[name]) for name in names)
+    fitting = takewhile(lambda size: size <= _MAX_BYTES, sizes)
+    return {name: found[name] for name, _ in zip(names, fitting, strict=False)}
+
+
+@lru_cache(maxsize=MAX_PUBLISHED)
+def _bytes(value: EngineTemplate | str) -> int:
+    return measure(codec.encode(value))[0]
 
 
 def _age(pod: Object) -> tuple[str, str]:

@@ -30,7 +30,7 @@ from plimsoll.gateway.one_queue.owner_link import OwnerLink
 from plimsoll.gateway.one_queue.ownership import Ownership
 from plimsoll.gateway.picker import Picker
 
-WAIT_SECONDS: Final = MINUTE_S  # the larger burst, that of a key's limits
+WAIT_SECONDS: Final = MINUTE_S  # for a service that is not known
 COPY_SECONDS: Final = 0.05  # between two messages with copies; use of this time is lost with a killed owner
 MAX_COPIES: Final = 20_000  # of one gateway, and as many limits that wait for their owner or their service
 
@@ -95,7 +95,7 @@ class SpentLimits:
         for since_s, spent in found:
             if self._owner(spent) == self._ownership.own_name and self._is_known(spent):
                 self._spend(self._left(spent, now - since_s), now)
-            elif now - since_s < WAIT_SECONDS:
+            elif not self._is_over(spent, now - since_s):
                 self._waiting.append((since_s, spent))
 
     def hand_over(self, link: OwnerLink, now: float) -> None:
@@ -125,10 +125,7 @@ class SpentLimits:
             if copy is not None and copy.is_counted:
                 counted = self._left(copy.spent, now - copy.since_s)
                 one = one if counted is None else _without(one, counted)
-            if self._is_known(one):
-                self._spend(one, now)
-            else:
-                self._wait_for([(now, one)])
+            self._count_here(one, now, now)
 
     # ---------------------------------------------------------------- copies
 
@@ -154,22 +151,29 @@ class SpentLimits:
             del known[limit]
 
     def _give_back(self, gateway: str) -> None:
-        """A gateway has another process: what the former one has counted waits for it."""
+        """A gateway has another process: what the former one has counted waits for it.
+
+        If another gateway owns next meanwhile, that one has copies too, and gives them back.
+        """
         if (copies := self._copies.pop(gateway, None)) is not None:
-            self._wait_for((one.since_s, one.spent) for one in copies.by_limit.values() if not one.is_counted)
+            uncounted = (one for one in copies.by_limit.values() if not one.is_counted)
+            own = self._ownership.own_name
+            self._wait_for((one.since_s, one.spent) for one in uncounted if own in self._owners(one.spent))
 
     def _count_copies(self, now: float) -> None:
         """Count what is owned here now, and forget what has another owner or is refilled."""
         own = self._ownership.own_name
+        if not self._ownership.candidates:
+            return  # this process has just started, and the owner may run
         for gateway, copies in list(self._copies.items()):
             for limit, copy in list(copies.by_limit.items()):
                 owner = self._owner(copy.spent)
                 is_useful = owner == own or (owner == gateway and not copy.is_counted)
-                if now - copy.since_s >= WAIT_SECONDS or not is_useful:
+                if not is_useful or self._is_over(copy.spent, now - copy.since_s):
                     del copies.by_limit[limit]
                 elif owner == own and not copy.is_counted:
                     copy.is_counted = True
-                    self._spend(self._left(copy.spent, now - copy.since_s), now)
+                    self._count_here(copy.spent, copy.since_s, now)
             if not copies.by_limit:
                 del self._copies[gateway]
 
@@ -247,14 +251,33 @@ class SpentLimits:
         )
         return msgspec.structs.replace(spent, requests=requests, tokens=tokens) if requests or tokens else None
 
+    def _is_over(self, spent: messages.SpentLimit, waited_s: float) -> bool:
+        """Whether all is refilled, or nobody knows at which rate."""
+        if self._is_known(spent):
+            return self._left(spent, waited_s) is None
+        return waited_s >= WAIT_SECONDS
+
     def _owner(self, spent: messages.SpentLimit) -> str:
         if spent.service is None:
             return self._ownership.owner_of_key(spent.name)
         return self._ownership.owner_of(spent.service)
 
+    def _owners(self, spent: messages.SpentLimit) -> tuple[str, str]:
+        """Returns its owner and the one that owns it next."""
+        if spent.service is None:
+            return self._owner(spent), self._ownership.next_owner_of_key(spent.name)
+        return self._owner(spent), self._ownership.next_owner_of(spent.service)
+
     def _is_known(self, spent: messages.SpentLimit) -> bool:
         """Whether it can be counted. A process that has just started knows no services yet."""
         return spent.service is None or spent.service in self._picker.admission.services
+
+    def _count_here(self, spent: messages.SpentLimit, since_s: float, now: float) -> None:
+        """Count what was spent before `since_s`, once its service is known here."""
+        if self._is_known(spent):
+            self._spend(self._left(spent, now - since_s), now)
+        else:
+            self._wait_for([(since_s, spent)])
 
     def _spend(self, spent: messages.SpentLimit | None, now: float) -> None:
         if spent is None:
