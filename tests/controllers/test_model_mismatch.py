@@ -96,7 +96,7 @@ def test_longer_itl_than_its_target() -> None:
 @pytest.mark.parametrize(
     ("case", "evidence"),
     [
-        ("slow", "steps of the engines take 1.[3-5] times as long as their data sheet or self-benchmark predicts"),
+        ("slow", "steps of the engines take 1.[3-5] times as long as predicted before they were measured"),
         ("few-slots", "an engine runs 32 sequences at once while others wait, announced 256 sequences"),
         ("host-quiet", "first tokens take [0-9]+ ms longer than the model predicts"),
         ("none", None),

@@ -22,7 +22,7 @@ def speed_mismatches(posterior: Posterior | None) -> tuple[Mismatch, ...]:
     ratio = None if posterior is None else step_time_ratio(posterior)
     if ratio is None or ratio < _SLOW_STEPS:
         return ()
-    evidence = f"steps of the engines take {ratio:.1f} times as long as their data sheet or self-benchmark predicts"
+    evidence = f"steps of the engines take {ratio:.1f} times as long as predicted before they were measured"
     return (Mismatch(evidence, "Check clocks and power limit of the GPUs, and what else runs on them"),)
 
 
