@@ -45,6 +45,19 @@ TARGET_CASES = [
         base=adopted_pair,
     ),
     Case(
+        {"spec.targets.decode.scaleTargetRef": {"apiVersion": "apps/v2", "kind": "Deployment", "name": "llm-prefill"}},
+        "spec.targets.decode.scaleTargetRef",
+        "must not be the object of prefill",
+        base=adopted_pair,
+    ),
+    Case(
+        {"spec.model.task": "embed"},
+        "spec.model.task",
+        "task needs the tier serve unless it is generate",
+        "Forbidden",
+        base=adopted_pair,
+    ),
+    Case(
         {"spec.slo": {"tpot": "50ms"}, "spec.scaling.mode": "Auto"},
         "spec.slo.ttft",
         "is required with targets.prefill in mode Auto: no other target sizes prefill engines",

@@ -208,6 +208,23 @@ def test_auto_target_needs_the_scale_right(by_default: Apply, users: str) -> Non
 
 
 @pytest.mark.api
+@pytest.mark.parametrize(("role", "other"), [("prefill", "decode"), ("decode", "prefill")])
+def test_auto_target_of_a_pair_needs_the_scale_right(by_default: Apply, users: str, role: str, other: str) -> None:
+    """Each role: scaler may scale Deployment theirs alone."""
+    made = adopting(users, "pair")
+    target = made["spec"]["targets"].pop("serve")
+    foreign = {**target, "scaleTargetRef": {**target["scaleTargetRef"], "name": "other"}}
+    made["spec"]["targets"] = {role: foreign, other: target}
+    answer = by_default(made, "--as=scaler", "--dry-run=server")
+    assert f"denied request: spec.targets.{role}.scaleTargetRef: in mode Auto" in answer
+    assert "user scaler may not update deployments.apps/scale other" in answer
+    foreign["scaleTargetRef"] |= {"apiVersion": "argoproj.io/v1alpha1", "kind": "Rollout"}
+    assert "rollouts.argoproj.io is not in the chart value" in by_default(made, "--dry-run=server")
+    made["spec"]["scaling"]["mode"] = "Recommend"
+    assert "created" in by_default(made, "--as=editor", "--dry-run=server")
+
+
+@pytest.mark.api
 @pytest.mark.parametrize("mode", [None, "Recommend", "Off"])
 def test_target_that_is_not_scaled_needs_no_right(by_default: Apply, users: str, mode: str | None) -> None:
     assert "created" in by_default(adopting(users, "reads", mode), "--as=editor", "--dry-run=server")

@@ -218,3 +218,12 @@ async def test_pairs_of_two_models_are_kept_apart() -> None:
         for text in made
     ]
     assert refs == [["a-prefill", "a-decode"], ["b-prefill", "b-decode"]]
+
+
+async def test_prefill_and_decode_of_two_models_are_no_pair() -> None:
+    found = [
+        pod(role, owner("Deployment", role), {"llm-d.ai/role": role}, **{**VLLM, "args": ["--model", model]})
+        for role, model in (("prefill", "a/one"), ("decode", "b/other"))
+    ]
+    made = await adopt(found, *(workload("deployments", role) for role in ("prefill", "decode")))
+    assert [text.partition("not adopted: ")[2][:11] for text in made] == ["its role is"] * 2

@@ -156,10 +156,12 @@ def evidence_of(pod: KubeObject) -> str | None:
 
 def paired(fleets: list[Fleet]) -> list[tuple[Fleet, ...]]:
     """Fleets of serve engines alone, and each prefill fleet with its decode fleet, if no other one can be meant."""
-    members: dict[tuple[str, str], list[Fleet]] = {}
+    members: dict[tuple[str, ...], list[Fleet]] = {}
     for fleet in fleets:
         if role_of(fleet):
-            members.setdefault(adopt_platforms.pair_key(fleet.pods[0]), []).append(fleet)
+            pod = fleet.pods[0]
+            model, _ = _model(command_line(_engine_container(pod)))
+            members.setdefault((*adopt_platforms.pair_key(pod), model["uri"]), []).append(fleet)
     pairs: dict[int, tuple[Fleet, ...]] = {}
     for group in members.values():
         by_role = sorted(group, key=role_of, reverse=True)  # prefill first

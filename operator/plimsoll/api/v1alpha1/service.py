@@ -171,9 +171,10 @@ class InferenceServiceSpec(ApiModel):
         *CACHE_AND_DRAFT_RULES,
         *ADAPTER_RULES,
         ValidationRule(
-            f"!has(self.model.task) || self.model.task == 'generate' || {SERVE_ALONE}",
+            f"!has(self.model.task) || self.model.task == 'generate' ||"
+            f" {SERVE_ALONE} && !(has(self.targets) && has(self.targets.prefill))",
             "task needs the tier serve unless it is generate: only generated text has a decode phase",
-            lambda own: own.model.task == "generate" or serves_alone(own),
+            lambda own: own.model.task == "generate" or "prefill" not in own.sized_tiers,
             field=".model.task",
             reason="FieldValueForbidden",
         ),

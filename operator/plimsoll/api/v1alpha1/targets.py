@@ -123,7 +123,7 @@ class EngineTarget(ApiModel):
 
 _OTHER_OBJECT: Final = " || ".join(
     f"self.prefill.scaleTargetRef.{name} != self.decode.scaleTargetRef.{name}"
-    for name in ("name", "kind", "apiVersion")
+    for name in ("name", "kind", "apiVersion.find('^.*/')")  # the group: an object has several versions
 )
 
 
@@ -196,4 +196,4 @@ class EngineTargets(ApiModel):
 
 def _ref(target: EngineTarget) -> tuple[str, str, str]:
     ref = target.scale_target_ref
-    return ref.api_version, ref.kind, ref.name
+    return ref.api_version.rpartition("/")[0], ref.kind, ref.name
