@@ -134,7 +134,7 @@ def _push_blob(http: httpx.Client, blob: bytes, media_type: str) -> Object:
 
 def _adapted(one: Object) -> Object:
     """An object of the manifests in the namespace of this cluster, with the local image."""
-    if one["kind"] in ("Deployment", "Role", "RoleBinding", "ServiceAccount"):
+    if one["kind"] in ("Deployment", "Role", "RoleBinding", "Service", "ServiceAccount"):
         one["metadata"]["namespace"] = NAMESPACE
     for subject in one.get("subjects", ()):
         subject["namespace"] = NAMESPACE
