@@ -40,7 +40,7 @@ _MANIFEST_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
 
 @contextmanager
 def installed(cluster: Cluster) -> Iterator[None]:
-    """The controllers, ready; gone afterwards, their Kustomizations first."""
+    """The controllers, ready; gone afterwards, what they deliver first."""
     rendered = [
         cluster.kubectl("kustomize", str(downloaded(module) / "config" / folder))
         for module in (SOURCES, KUSTOMIZE)
@@ -55,7 +55,8 @@ def installed(cluster: Cluster) -> Iterator[None]:
     try:
         yield
     finally:
-        cluster.kubectl("delete", KUSTOMIZATIONS, "--all", "-n", NAMESPACE)  # its finalizer prunes
+        for kind in (KUSTOMIZATIONS, _SOURCES):  # whose finalizers need the controllers
+            cluster.kubectl("delete", kind, "--all", "-n", NAMESPACE)
         cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=text)
 
 

@@ -20,7 +20,7 @@ from e2e.lib.wait import wait_until
 GITOPS = ROOT / "examples" / "gitops"
 FOLDER = "examples/gitops/services"
 NAME = "services"  # of the Kustomization
-REFUSAL = "maxReplicas must not be below minReplicas"
+REFUSAL = "maxReplicas 2 must not be below minReplicas 3"
 RATE = 12.0  # requests/s: one replica carries about 6
 DELIVERED_S = 240.0  # an engine's start, the controller's health checks, a busy machine
 

@@ -60,6 +60,19 @@ VLLM = {
 }
 
 
+async def test_object_with_many_replicas_has_the_highest_bound() -> None:
+    found = [pod(owned_by=owner("StatefulSet", "llm"), **VLLM)]
+    [text] = await adopt(found, workload("statefulsets", "llm", replicas=800))
+    assert parse(yaml.safe_load(text)).spec.sized_tiers["serve"].replica_bounds == (1, 1000)
+
+
+async def test_manifest_that_would_be_invalid_is_refused_by_field() -> None:
+    gpus = {**VLLM, "resources": {"limits": {"nvidia.com/gpu": "128"}}}
+    [text] = await adopt([pod(owned_by=owner("StatefulSet", "llm"), **gpus)], workload("statefulsets", "llm"))
+    assert "not adopted: spec.targets.serve.gpus: must be at most 64, not 128" in text
+    assert yaml.safe_load(text) is None
+
+
 async def test_deployment_of_vllm_becomes_a_valid_manifest() -> None:
     [text] = await adopt(
         [pod(owned_by=owner("ReplicaSet", "llm-abc"), **VLLM), pod("llm-2", owner("ReplicaSet", "llm-abc"), **VLLM)],
@@ -142,9 +155,15 @@ async def test_what_cannot_be_adopted_is_a_comment_with_the_reason(found: Object
 
 
 async def test_text_of_a_pod_cannot_leave_its_comment() -> None:
-    hostile = {"image": "vllm/vllm-openai:1\nkind: Secret", "args": ["--model", "/m\nspec: {}\n---\nkind: Pod"]}
-    found = [pod(owned_by=owner("Deployment", "llm"), **hostile), pod("lone", image="vllm:1\nkind: Pod")]
-    made = await adopt(found, workload("deployments", "llm"))
+    hostile = {"image": "vllm/vllm-openai:1\nkind: Secret"}
+    arguments = {**hostile, "args": ["--model", "/m\nspec: {}\n---\nkind: Pod"]}
+    found = [
+        pod(owned_by=owner("Deployment", "llm"), **hostile),
+        pod("odd-1", owner("Deployment", "odd"), **arguments),
+        pod("lone", image="vllm:1\nkind: Pod"),
+    ]
+    made = await adopt(found, workload("deployments", "llm"), workload("deployments", "odd"))
+    assert "not adopted: spec.model.uri" in "".join(made)
     [manifest] = [one for one in yaml.safe_load_all("---\n".join(made)) if one is not None]
     assert manifest["kind"] == "InferenceService"
     assert manifest["spec"]["slo"] == {"ttft": "1s", "tpot": "50ms"}

@@ -22,13 +22,15 @@ import yaml
 from plimsoll.adapters.engine_of_pod import command_line
 from plimsoll.adapters.kube_client import PODS, KubeClient, Resource
 from plimsoll.api import labels
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS
 from plimsoll.cli import adopt_platforms, cluster
 from plimsoll.cli.kubeconfig import current_namespace
 from plimsoll.cli.manifests import service_name
 from plimsoll.cli.metric_pages import FoundPages, MetricsPage, find_pages, owner_key
 from plimsoll.cli.output_files import print_text
 from plimsoll.cli.placement import GPU_RESOURCE
-from plimsoll.core.errors import ClusterError, Forbidden, NotFound, PlimsollError
+from plimsoll.core.errors import ClusterError, Forbidden, InvalidSpec, NotFound, PlimsollError
 from plimsoll.engines import vllm
 from plimsoll.engines.engine import Feature
 
@@ -213,6 +215,10 @@ def manifest_of(*fleets: Fleet) -> str:
             "scaling": {"mode": "Recommend"},
         },
     }
+    try:
+        parse(manifest)
+    except InvalidSpec as error:
+        return _comments([*map(_head, fleets), f"not adopted: {error}"])
     return _comments(notes) + yaml.safe_dump(manifest, sort_keys=False)
 
 
@@ -267,7 +273,7 @@ def _target(fleet: Fleet) -> tuple[KubeObject, list[str]]:
     if (selector := adopt_platforms.pod_selector(fleet.owner)) is not None:
         target["podSelector"] = selector
     replicas = int(fleet.owner.get("spec", {}).get("replicas", 1) or 0)
-    target |= {"minReplicas": 1, "maxReplicas": max(2, 2 * replicas), "gpus": gpus}
+    target |= {"minReplicas": 1, "maxReplicas": min(max(2, 2 * replicas), MAX_TIER_REPLICAS), "gpus": gpus}
     return target, [
         *notes,
         gpu_note,
