@@ -333,9 +333,10 @@ def optional_parts() -> Iterator[str]:
 def test_cases_cover_every_optional_part_of_spec() -> None:
     # Not allowed without another part; or another model, which is another service.
     own_server = {f"engine.{part}" for part in ("command", "port", "healthPath", "metrics")}
-    # targets stand in place of tiers: `test_targets`. LeaderWorkerSets: `test_leader_worker_sets`.
+    # targets stand in place of tiers: `test_targets`, `test_target_pairs`. LeaderWorkerSets: `test_leader_worker_sets`.
     several_nodes = {f"tiers.serve.{part}" for part in ("nodes", "exclusiveTopology")}
     # What only gateways read: `test_prefill_policy`.
     in_gateways = {"whenPrefillUnavailable"}
-    in_other_cases = {"cost.currency", "admission.fallback", "model.task", "targets", *own_server, *several_nodes}
+    targets = {"targets", "targets.serve", "targets.prefill", "targets.decode"}
+    in_other_cases = {"cost.currency", "admission.fallback", "model.task", *targets, *own_server, *several_nodes}
     assert set(optional_parts()) - {case.path for case in CASES} == in_other_cases | in_gateways

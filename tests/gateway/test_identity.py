@@ -7,6 +7,7 @@ import pytest
 
 from plimsoll.adapters.kube_client import WatchEvent
 from plimsoll.core.ports import NO_DEMAND_REASONS
+from plimsoll.gateway.api_routes import ErrorShape
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.http1 import HttpRequest
@@ -222,7 +223,8 @@ def test_key_may_use_the_services_that_it_names(models: str, allowed: set[str]) 
     assert {n for n in names if found.may_use(n, names[n], world.picker.catalog)} == allowed
     listed = {card["id"] for card in orjson.loads(models_body(world.picker, found))["data"]}
     assert listed == {names[n].preferred_name for n in allowed}
-    statuses = {name: response_headers(model(world.picker, found, name))[":status"] for name in [*names, "absent"]}
+    shape = ErrorShape.OPENAI
+    statuses = {n: response_headers(model(world.picker, found, n, shape))[":status"] for n in [*names, "absent"]}
     expected = {name: "200" if name in allowed else "403" for name in names}
     assert statuses == expected | {"absent": "404" if models in ("absent", "*") else "403"}
 

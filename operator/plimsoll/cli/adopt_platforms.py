@@ -59,7 +59,7 @@ def role_of_arguments(words: list[str]) -> str:
     """The role that a command line gives an engine; "" for one that does both, or that says nothing."""
     values, flags = vllm.flag_values(words), frozenset(map(vllm.flag_name, words))
     for role, flag, kv_role in _ROLE_ARGUMENTS:
-        is_of_transfer = kv_role in values.get("--kv-transfer-config", "")
+        is_of_transfer = kv_role in values.get(vllm.KV_TRANSFER_CONFIG, "")
         if is_of_transfer or flag in flags or values.get("--disaggregation-mode") == role:
             return role
     return ""
