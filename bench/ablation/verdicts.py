@@ -207,7 +207,7 @@ NAMED_CASES: Final = (
     ),
     NamedCase(
         "retry-detection",
-        "a client that was told to come back after 30 s (`tests/core/test_retry_detection.py`)",
+        "a client whose `Retry-After` is 30 s (`tests/core/test_retry_detection.py`)",
         "its retry after 31 s counts as a new request",
     ),
     NamedCase(

@@ -94,7 +94,7 @@ async def _send(url: str, document: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def prefix(session: Session, seconds: float, rate: float) -> None:
-    """One trace, three times."""
+    """One trace for each of `_ARMS`."""
     template = session.out / "template.jinja"
     template.write_text(prefix_trace.TEMPLATE)
     arguments = {}
@@ -118,8 +118,7 @@ def prefix(session: Session, seconds: float, rate: float) -> None:
             for run in started.values():
                 session.results.check(f"{run.name}: reset of the cache", '"success":true' in _post(run, _RESET)[1])
             before = {name: counters(run.metrics()) for name, run in started.items()}
-            seen = {name: (one.messages, one.bytes, one.index.stored, one.index.removed, one.lost)
-                    for name, one in readers.items()}  # fmt: skip
+            seen = {name: one.counters() for name, one in readers.items()}
             gateways = [
                 prefix_routing.Gateway(
                     model, list(urls), 1 / count, prefix_aware=arm != "least work", events=arm == "KV events"
@@ -139,19 +138,9 @@ def prefix(session: Session, seconds: float, rate: float) -> None:
                 name: difference(counters(run.metrics()), before[name]) for name, run in started.items()
             }
             summary["kv_events"] = {
-                name: dict(
-                    zip(
-                        ("messages", "bytes", "stored", "removed", "lost"),
-                        (new - old for new, old in zip(
-                            (one.messages, one.bytes, one.index.stored, one.index.removed, one.lost),
-                            seen[name], strict=True,
-                        )),
-                        strict=True,
-                    ),
-                    blocks=len(one.index),
-                )
+                name: {**difference(one.counters(), seen[name]), "blocks": len(one.index)}
                 for name, one in readers.items()
-            }  # fmt: skip
+            }
             session.results.check(f"prefix: {title}", summary["failed"] == 0, **summary)
         for reader in readers.values():
             reader.stop()

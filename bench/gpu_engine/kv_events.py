@@ -69,7 +69,7 @@ class EventIndex:
 
 
 class EventReader(threading.Thread):
-    """Reads an engine's events into an index until `stop`. `bytes` and `messages` came; `lost` are gaps."""
+    """Reads an engine's events into an index until `stop`. `bytes`, `messages`: received; `lost`: gaps."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
@@ -98,6 +98,17 @@ class EventReader(threading.Thread):
         self.messages, self.bytes = self.messages + 1, self.bytes + size
         for event in batch[1]:
             self.index.apply(event)
+
+    def counters(self) -> dict[str, float]:
+        """What was received, stored, removed and lost since the start."""
+        index = self.index
+        return {
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "stored": index.stored,
+            "removed": index.removed,
+            "lost": self.lost,
+        }
 
     def stop(self) -> None:
         self._ends.set()

@@ -1,4 +1,4 @@
-"""Prefix routing before two real engines: what the gateway's index believes, what engines say, and what came of it.
+"""Prefix routing before two real engines: what the gateway's index believes, what engines say, and the result.
 
 Problem: the gateway estimates which prompts an engine holds. Engines could say it by KV events. Which of the two is
 right more often, and would a better belief find more?

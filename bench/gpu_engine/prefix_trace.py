@@ -9,20 +9,27 @@ messages by spaces. So the words of a body are the engine's prompt. A later turn
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
+
+from bench.session_mix import (
+    EXAMPLE_SETS,
+    EXAMPLE_TOKENS,
+    KINDS,
+    SYSTEM_TOKENS,
+    TOOL_SETS,
+    TOOL_TOKENS,
+    draw_examples,
+    draw_kind,
+)
 
 TEMPLATE: Final = (
     "{% for t in tools or [] %}{{ t['function']['description'] }} {% endfor %}"
     "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 )
 ENGINE_BLOCK: Final = 16  # tokens of a block of vLLM's cache
-TOOL_SETS, EXAMPLE_SETS = 6, 12
-KINDS: Final = {"tools": 0.25, "few-shot": 0.5, "chat": 0.25}  # of the sessions
 THINK_S: Final = 5.0  # mean time from one turn's arrival to the next
 _WORDS: Final = (100, 999)
 
@@ -49,20 +56,14 @@ class Session:
 def sessions(duration_s: float, rate: float, seed: int) -> list[Session]:
     """Sessions that arrive at random at `rate` a second; turns after `duration_s` are left out."""
     random = Random(seed)
-    tools = [_text(random, random.randint(1500, 4000)) for _ in range(TOOL_SETS)]
-    examples = [_text(random, random.randint(1500, 3000)) for _ in range(EXAMPLE_SETS)]
-    system, found, at_s = _text(random, 300), [], 0.0
+    tools = [_text(random, random.randint(*TOOL_TOKENS)) for _ in range(TOOL_SETS)]
+    examples = [_text(random, random.randint(*EXAMPLE_TOKENS)) for _ in range(EXAMPLE_SETS)]
+    system, found, at_s = _text(random, SYSTEM_TOKENS), [], 0.0
     while (at_s := at_s + random.expovariate(rate)) < duration_s:
-        kind = random.choices(list(KINDS), list(KINDS.values()))[0]
-        if kind == "few-shot":
-            first = random.choices(examples, [1 / (rank + 1) for rank in range(EXAMPLE_SETS)])[0]
-            found.append(Session(kind, "", first, _turns(random, at_s, 1, (120, 60), duration_s)))
-        elif kind == "tools":
-            turns = _turns(random, at_s, random.randint(3, 12), (350, 120), duration_s)
-            found.append(Session(kind, random.choice(tools), "", turns))
-        else:
-            turns = _turns(random, at_s, random.randint(2, 8), (150, 250), duration_s)
-            found.append(Session(kind, "", system, turns))
+        kind = draw_kind(random)
+        first = draw_examples(random, examples) if kind == "few-shot" else system if kind == "chat" else ""
+        turns = _turns(random, at_s, kind, duration_s)
+        found.append(Session(kind, random.choice(tools) if kind == "tools" else "", first, turns))
     return found
 
 
@@ -70,10 +71,10 @@ def _text(random: Random, words: int) -> str:
     return " ".join(f"w{random.randint(*_WORDS)}" for _ in range(words))
 
 
-def _turns(random: Random, at_s: float, count: int, medians: tuple[int, int], duration_s: float) -> tuple[Turn, ...]:
+def _turns(random: Random, at_s: float, kind: str, duration_s: float) -> tuple[Turn, ...]:
     turns = []
-    for _ in range(count):
-        text, output = (max(8, round(median * math.exp(random.gauss(0.0, 0.6)))) for median in medians)
+    for _ in range(KINDS[kind].draw_turns(random)):
+        text, output = KINDS[kind].draw_lengths(random)
         turns.append(Turn(at_s, _text(random, text), output))
         at_s += random.expovariate(1.0 / THINK_S)
     return tuple(turn for turn in turns if turn.at_s < duration_s)
@@ -136,8 +137,3 @@ class IdealCache:
 
     def add(self, token_ids: Sequence[int]) -> None:
         self._blocks.update(chain(token_ids))
-
-
-def size(document: dict[str, Any]) -> int:
-    """Bytes of the body."""
-    return len(json.dumps(document))

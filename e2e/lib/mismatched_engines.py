@@ -31,7 +31,7 @@ MODEL: Final = KNOWN_CONFIGS["Llama-3.1-8B"]
 GPU: Final = roofline.ACCELERATORS["L4"]
 DRIVER_NAME: Final = "NVIDIA L4"
 FOLDER: Final = "/models/announced"
-START_S: Final = 2  # beside ten seconds of warm-up
+START_S: Final = 2  # and ten seconds of warm-up
 FRONTEND_S: Final = 0.003  # of the way to the engine core, which the model knows
 MEMORY_SHARE: Final = 0.9
 TPOT_S, SLO_SHARE = 0.25, 0.95
@@ -39,7 +39,7 @@ MAX_REPLICAS: Final = 7
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class MismatchedEngines:
     """What engines do. scale: of every step, over the prior's. host_s: what the host adds to each first token.
 
     rate: of the load, requests/s. ttft_s: the target.

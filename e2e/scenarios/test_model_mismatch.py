@@ -20,7 +20,7 @@ from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster
 from e2e.lib.load import Arrival, Load, OpenLoop, poisson, unique_text
-from e2e.lib.mismatched_engines import SLO_SHARE, Mismatch
+from e2e.lib.mismatched_engines import SLO_SHARE, MismatchedEngines
 from e2e.lib.request_log import RequestRecord
 from e2e.lib.service import Service
 from e2e.lib.simulated_fleet import desired_replicas, format_records, unexpected_failures
@@ -36,8 +36,8 @@ MAX_REVERSALS: Final = 1
 
 # With what `explain` and the condition say.
 CASES = (
-    (Mismatch("slow", 6.5, 1.5, scale=1.4), "steps of the engines take 1."),
-    (Mismatch("host-350ms", 8.0, 0.9, host_s=0.35), "first tokens take "),
+    (MismatchedEngines("slow", 6.5, 1.5, scale=1.4), "steps of the engines take 1."),
+    (MismatchedEngines("host-350ms", 8.0, 0.9, host_s=0.35), "first tokens take "),
 )
 
 
@@ -50,7 +50,7 @@ class FleetSample:
     ready: int
 
 
-def _arrivals(mismatch: Mismatch) -> list[Arrival]:
+def _arrivals(mismatch: MismatchedEngines) -> list[Arrival]:
     started = f"{mismatch.name} {time.time()}"
     size = PROMPT_TOKENS * TOKEN_BYTES
 
@@ -73,7 +73,7 @@ def _observe(service: Service) -> list[FleetSample]:
     return samples
 
 
-def _window_shares(mismatch: Mismatch, records: Sequence[RequestRecord], from_s: float) -> list[float]:
+def _window_shares(mismatch: MismatchedEngines, records: Sequence[RequestRecord], from_s: float) -> list[float]:
     """The share of the offered requests within the SLO, by window; what is left at the end belongs to the last."""
     windows: dict[int, list[RequestRecord]] = {}
     last = int((max(one.sent_at for one in records) - from_s) // WINDOW_S) - 1
@@ -95,7 +95,9 @@ def _changes(samples: Sequence[FleetSample]) -> list[FleetSample]:
 
 
 @pytest.mark.parametrize(("mismatch", "evidence"), CASES, ids=["slow", "host-350ms"])
-def test_fleet_of_wrong_model_keeps_slo(mismatch: Mismatch, evidence: str, cluster: Cluster, namespace: str) -> None:
+def test_fleet_of_wrong_model_keeps_slo(
+    mismatch: MismatchedEngines, evidence: str, cluster: Cluster, namespace: str
+) -> None:
     arrivals = _arrivals(mismatch)
     least = mismatch.smallest_fleet(_trace(arrivals))
     cluster.apply(*mismatch.objects(), namespace=namespace)

@@ -192,7 +192,7 @@ def sizing_request(
 
 
 def requested_replicas(fleet: Fleet, said: ServiceMetrics, starting: tuple[StartingPod, ...], more: int = 0) -> float:
-    """Work of those told to come back for which capacity is asked, GPU-seconds, with so many replicas more ordered."""
+    """Retry work for which capacity is added, GPU-seconds, with so many replicas more ordered."""
     return sizing_request(fleet, said, starting, more).retry_gpu_s
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.picking.mixed_trace import SHARES, mixed_trace
+from bench.picking.mixed_trace import mixed_trace
 from bench.picking.prefix_replay import ReplayResult, block_hashes, ideal_cached_tokens, load_trace, replay
+from bench.session_mix import KINDS
 
 ENGINES, KV_TOKENS = 6, 2_870_000
 REQUESTS = load_trace("synthetic", 900)
@@ -46,7 +47,7 @@ def test_routing_replay_trace_shares_prefixes() -> None:
 def test_routing_hits_tools_examples_and_conversations() -> None:
     requests = mixed_trace(20.0, 6.0)
     least, ours = (replay(requests, 3, 400_000, prefix_aware=aware) for aware in (False, True))
-    assert ours.hits_by_kind.keys() == SHARES.keys()
+    assert ours.hits_by_kind.keys() == KINDS.keys()
     assert min(ours.hits_by_kind.values()) >= 0.9, ours
     assert least.hits < ours.hits
     assert ours.p95_s <= least.p95_s

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from e2e.lib.mismatched_engines import DRIVER_NAME, Mismatch
+from e2e.lib.mismatched_engines import DRIVER_NAME, MismatchedEngines
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.engine_model.self_benchmark import choose_prior
 from plimsoll.core.ports import EngineInfo
@@ -16,9 +16,9 @@ from plimsoll.sim.attempt import TraceRequest
 from simulated.options import parse_options
 
 REQUESTS = [TraceRequest(0.125 * n, 700, 40) for n in range(240)]
-SLOW = Mismatch("slow", 8.0, 0.9, scale=1.4)
-HOST = Mismatch("host", 8.0, 0.9, host_s=0.35)
-AS_ANNOUNCED = Mismatch("none", 8.0, 0.9)
+SLOW = MismatchedEngines("slow", 8.0, 0.9, scale=1.4)
+HOST = MismatchedEngines("host", 8.0, 0.9, host_s=0.35)
+AS_ANNOUNCED = MismatchedEngines("none", 8.0, 0.9)
 
 
 def test_engine_is_prior_of_its_data_sheet() -> None:

@@ -71,7 +71,7 @@ async def test_quota_of_a_restarted_owner_stays_spent(tmp_path: Path, asking: st
         await eventually(lambda: not other.queue._links[owner.name].is_ready, "the other gateway has lost the owner")
         again = await gateways.start_again(owner)
         await gateways.connected(*gateways.all)
-        await eventually(lambda: again.queue._spent.is_waiting, "it is told before it knows the service")
+        await eventually(lambda: again.queue._spent.is_waiting, "it has the copies before it knows the service")
         gateways.set_objects(chat(), pods=engine_names(1))
         await eventually(lambda: used(again) == pytest.approx(spent, rel=0.01), "what was spent is counted once")
         for gateway in (again, other):
@@ -88,7 +88,7 @@ async def test_key_limit_of_a_restarted_owner_stays_spent(tmp_path: Path) -> Non
         await eventually(lambda: not other.queue._links[owner.name].is_ready, "the other gateway has lost the owner")
         again = await gateways.start_again(owner)
         gateways.set_objects(chat(), pods=engine_names(1))
-        await eventually(lambda: bool(again.picker.key_limits.names), "it is told what was spent")
+        await eventually(lambda: bool(again.picker.key_limits.names), "it has the copies")
         for gateway in (again, other):
             assert await is_exhausted(gateway, "rate_limit_exceeded", **bearer("app"))
 
@@ -169,7 +169,7 @@ class Next:
 
 
 async def test_copies_of_a_former_process_wait_for_the_next_one() -> None:
-    """The next process sends copies before it has heard of them, and is then lost too."""
+    """The next process sends copies before it has the former ones, and is then killed too."""
     after = Next()
     name = after.name(Ownership.owner_of_key)
     after.copy(b"first", 0.0, name)

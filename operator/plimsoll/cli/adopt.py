@@ -186,10 +186,12 @@ def manifest_of(*fleets: Fleet) -> str:
     """The manifest of a fleet, or of a prefill and a decode fleet, as YAML with comments; comments alone for what
     cannot be adopted.
     """
-    refusals = [refusal for fleet in fleets if (refusal := _refusal(fleet, is_paired=len(fleets) > 1))]
-    if refusals:
-        heads = [head for fleet in fleets for head in (_head(fleet), *_not_adopted(fleet, is_paired=len(fleets) > 1))]
-        return _comments(heads)
+    refusals = [_refusal(fleet, is_paired=len(fleets) > 1) for fleet in fleets]
+    if any(refusals):
+        reasons = [f"not adopted: {refusal or 'the other engines of its pair are not'}" for refusal in refusals]
+        return _comments(
+            [line for fleet, reason in zip(fleets, reasons, strict=True) for line in (_head(fleet), reason)]
+        )
     first, meta = fleets[-1], fleets[-1].owner["metadata"]
     model, model_note = _model(command_line(_engine_container(first.pods[0])))
     notes, targets, port = [], {}, 0
@@ -226,11 +228,6 @@ def _head(fleet: Fleet) -> str:
     meta = fleet.owner["metadata"]
     label = f"{fleet.owner['kind']} {meta['namespace']}/{meta['name']}"
     return f"{label}: {fleet.evidence}, {_count(len(fleet.pods), 'pod')}"
-
-
-def _not_adopted(fleet: Fleet, *, is_paired: bool) -> list[str]:
-    refusal = _refusal(fleet, is_paired=is_paired)
-    return [f"not adopted: {refusal or 'the other engines of its pair are not'}"]
 
 
 def _port_note(port: int) -> str:

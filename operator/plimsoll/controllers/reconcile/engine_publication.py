@@ -77,7 +77,7 @@ def left_out_event(count: int) -> Event:
     """Says that engines get no requests."""
     return Event(
         EventReason.ENGINES_LEFT_OUT,
-        f"{count} of the engines get no requests, because more differ from their tier than gateways can be told of: "
+        f"{count} of the engines get no requests, because more differ from their tier than can be published: "
         f"{MAX_PUBLISHED}, or fewer with long names. Let the rollout end, or divide the service.",
     )
 

@@ -11,8 +11,8 @@ the prefills that ran in between. The batch is tokens over counted steps, else t
 that passed (Little 1961). Engines that count steps and prefill need no first reading: the means of their life count.
 
 An engine of a pair shows one of the two. One mean does not tell the part of a step that depends on its size from the
-part that does not, so a usual division is assumed, until calibration corrects it: a base of a fifth of a mean prompt's
-prefill, and a decode base that is as long as 32 sequences, which is short.
+part that does not. So a division is assumed, not measured, until calibration corrects it: a base of a fifth of a mean
+prompt's prefill, and a decode base that is as long as 32 sequences.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def observed_benchmark(reading: EngineReading, first: EngineReading, role: Role)
     work = _Work(reading, None if is_lifetime else first)
     if not work.generated or not work.prompt:
         return None
-    if work.requests is None and role is Role.SERVE and work.generated < _MIN_TOKENS:
-        return None
-    if role is not Role.SERVE and work.requests is None:
-        return None
-    if work.requests is not None and work.requests < MIN_REQUESTS:
+    if work.requests is not None:
+        has_enough = work.requests >= MIN_REQUESTS
+    else:
+        has_enough = role is Role.SERVE and work.generated >= _MIN_TOKENS
+    if not has_enough:
         return None
     if role is Role.DECODE:
         return None if (step_s := work.step_s()) is None else _of_decode(work, step_s)
@@ -61,7 +61,7 @@ def observed_benchmark(reading: EngineReading, first: EngineReading, role: Role)
     step_s = work.step_s()
     if step_s is None:
         return None
-    steps = work.steps or max(work.seconds, step_s) / step_s
+    steps = work.steps_of(step_s)
     decode_s = _without_prefills(step_s, work.prompt / steps, prefill)
     decode = max(1, round(work.generated / steps)), work.context(), decode_s
     return SelfBenchmark((prefill,), (decode,), is_observed=True)
@@ -69,8 +69,7 @@ def observed_benchmark(reading: EngineReading, first: EngineReading, role: Role)
 
 def _of_decode(work: _Work, step_s: float) -> SelfBenchmark:
     """The benchmark of an engine that receives its prompts: the mean batch, and twice as many sequences."""
-    steps = work.steps or max(work.seconds, step_s) / step_s
-    sequences, context = max(1, round(work.generated / steps)), work.context()
+    sequences, context = max(1, round(work.generated / work.steps_of(step_s))), work.context()
     sequence_s = step_s / (sequences + _BASE_SEQUENCES)
     base_s = _BASE_SEQUENCES * sequence_s
     batches = (sequences, context, step_s), (2 * sequences, context, step_s + sequences * sequence_s)
@@ -102,6 +101,10 @@ class _Work:
         self.generated = self._count("generated_tokens") or (self._outputs.value_sum if self._outputs else 0.0)
         all_prompts = self._count("all_prompt_tokens") or (self._prompts.value_sum if self._prompts else 0.0)
         self.prompt = self._count("local_prompt_tokens") or all_prompts
+
+    def steps_of(self, step_s: float) -> float:
+        """Steps of the time: counted, else as many as fit."""
+        return self.steps or max(self.seconds, step_s) / step_s
 
     def step_s(self) -> float | None:
         """Mean time per output token: by requests, by tokens, by steps."""

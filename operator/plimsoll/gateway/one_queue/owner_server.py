@@ -162,7 +162,10 @@ class OwnerServer:
 
     def _pong(self, connection: Connection, message: messages.Ping, now: float) -> None:
         self._views.record(connection.peer, message.view)
-        connection.send(messages.Pong(self._views.own, True, True, self._spent.instance))
+        pong = messages.Pong(
+            self._views.own, takes_first_tokens=True, takes_spent_limits=True, instance=self._spent.instance
+        )
+        connection.send(pong)
 
     def _set_external(self, connection: Connection, message: messages.External, now: float) -> None:
         if self._picker.inflight.set_peer_external(connection.peer, message.counts):

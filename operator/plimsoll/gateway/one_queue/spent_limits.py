@@ -252,7 +252,7 @@ class SpentLimits:
         return msgspec.structs.replace(spent, requests=requests, tokens=tokens) if requests or tokens else None
 
     def _is_over(self, spent: messages.SpentLimit, waited_s: float) -> bool:
-        """Whether all is refilled, or nobody knows at which rate."""
+        """Whether all is refilled, or has waited long enough for a service that is not known."""
         if self._is_known(spent):
             return self._left(spent, waited_s) is None
         return waited_s >= WAIT_SECONDS
