@@ -61,7 +61,7 @@ SCALE_UP: Final = (
     Mechanism(
         "standby-certain-level",
         "Orders no standby replica while the level is known to less than 5.5 %.",
-        (Switch("autoscaling.recommend", "MAX_LEVEL_ERROR", constant(math.inf)),),
+        (Switch("autoscaling.standby_sizing", "MAX_LEVEL_ERROR", constant(math.inf)),),
         (),
     ),
     Mechanism(

@@ -1,10 +1,10 @@
 """`python -m bench.core.tick_cost`: CPU time of one scaling tick of 1,000 and of 100 services with two tiers each.
 
-Busy: each service has its own rate and a new sample at each tick, with Poisson noise. Idle: each has a new sample of no
-request. (The operator decides about an idle service every four seconds; here it does at each tick.) All services begin
-with the SLO capacity of their engines' self-benchmark, and the ticks of the first minute and a half are excluded. The
-mean is the share of a core, because there is one tick per second. The most expensive tick of the minute is one in which
-the minutes of all services close.
+Busy: each service has its own rate and a new sample with Poisson noise at each tick, in a large fleet at every second
+one as in the operator (`cadence.has_turn`). Idle: each has such a sample of no request. (The operator decides about an
+idle service every four seconds.) All services begin with the SLO capacity of their engines' self-benchmark, and the
+ticks of the first minute and a half are excluded. The mean is the share of a core, because there is one tick per
+second. The most expensive tick of the minute is one in which the minutes of all services close.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.cli import gc_tuning
+from plimsoll.core.autoscaling import cadence
 from plimsoll.core.autoscaling.fleet_decisions import decide_all
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LaggingSignals
@@ -64,18 +65,20 @@ def time_ticks(mix: Workload, rates: NDArray[np.float64], rng: np.random.Generat
     What one tick decides is ready at the next one.
     """
     services = make_services(mix, len(rates))
+    interval_s = 2.0 if len(rates) > cadence.LARGE_FLEET else 1.0  # of a sample
     counts: dict[int, dict[str, int]] = {index: dict.fromkeys(ROLES, 1) for index in services}
     times = []
     for tick in range(WARM_UP + TICKS):
-        arrivals = rng.poisson(rates)
+        arrivals = rng.poisson(rates * interval_s) / interval_s
         requests = {
             index: (service, make_snapshot(mix, float(arrivals[index]), counts[index]), SPEC)
             for index, service in services.items()
+            if cadence.has_turn(str(index), tick, len(services))
         }
         started = time.process_time()
         decisions = decide_all(requests, START_S + tick)
         times.append(1e3 * (time.process_time() - started))
-        counts = {
+        counts |= {
             index: {role: tier.replicas for role, tier in decision.tiers.items()}
             for index, decision in decisions.items()
         }

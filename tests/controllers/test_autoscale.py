@@ -18,6 +18,7 @@ from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
+from plimsoll.core.autoscaling import cadence
 from plimsoll.core.ports import (
     BucketCounts,
     EngineInfo,
@@ -249,6 +250,32 @@ def test_decide_idle_service_is_rare_until_request_arrives() -> None:
         looked.append(document["decisions"][0]["at"])
     assert len(set(looked[:15])) < 7, "nothing came for a quarter of a minute"
     assert looked[15] != looked[14], "a request came"
+
+
+def test_busy_services_of_large_fleet_are_read_at_every_second_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cadence, "LARGE_FLEET", 3)
+    services = [builders.service(name, **PROMISED) for name in ("one", "two", "three", "queue")]
+    world = World(*services)
+    for parent in services:
+        world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+        world.store.put(ready(parent, "serve"))
+
+    def read_at(now_s: float) -> set[str]:
+        counted = {f"team/{name}": arrivals(5.0 * now_s) for name in ("one", "two", "three")}
+        counted["team/queue"] = replace(arrivals(5.0 * now_s), queued=1.0)
+        world.readings = (GatewayReading("gw-1", NOW_S + now_s, "a", counted),)
+        world.scaler.decide(NOW_S + now_s)
+        entries = world.scaler._entries.items()
+        return {name for (_, name), entry in entries if entry.last_metrics and entry.last_metrics[0] == NOW_S + now_s}
+
+    assert read_at(0.0) == {"one", "two", "three", "queue"}, "their number is known after the first tick"
+    pairs = [(read_at(1.0 + 2.0 * n), read_at(2.0 + 2.0 * n)) for n in range(5)]
+    for first, second in pairs:
+        assert first & second == {"queue"}
+        assert first | second == {"one", "two", "three", "queue"}
+    name = (read_at(11.0) - {"queue"}).pop()
+    world.store.put(builders.service(name, **{**PROMISED, "tiers": {"serve": {"minReplicas": 2, "maxReplicas": 9}}}))
+    assert name in read_at(12.0), "a new spec is read at once"
 
 
 def test_publication_reaches_report_and_survives_restart() -> None:

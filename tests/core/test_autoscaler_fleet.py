@@ -152,7 +152,7 @@ def decided_now(fleet: Fleet, observed: dict[int, ServiceSnapshot], now_s: float
     return copies
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 5])
 def test_what_a_tick_does_not_decide_would_stay(seed: int) -> None:
     """On a random trajectory, a service that is not due has the replicas that a decision would give it."""
     rng = np.random.default_rng(seed)
@@ -182,7 +182,7 @@ def test_what_a_tick_does_not_decide_would_stay(seed: int) -> None:
                     rested += 1
                     differing += tier.replicas != fleet.counts[n][name]
     assert rested > 0.2 * SECONDS * services, "hardly any service rested: nothing was tried"
-    assert differing < 0.02 * rested
+    assert differing < 0.002 * rested
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -285,8 +285,8 @@ def test_settled_services_are_decided_once_per_interval() -> None:
         shares.append(len(fleet.decided) / len(fleet.services))
         last |= dict.fromkeys(fleet.decided, fleet.now_s)
         assert fleet.now_s - min(last.values()) <= DECISION_INTERVAL_S
-    assert max(shares) <= 0.3, shares
-    assert 0.2 <= float(np.mean(shares)) <= 0.25, shares
+    assert max(shares) <= 0.16, shares
+    assert 0.06 <= float(np.mean(shares)) <= 0.1, shares
 
 
 def test_small_fleet_is_decided_completely() -> None:

@@ -90,6 +90,7 @@ class Autoscaler:
         self._monotonic = monotonic
         self._is_managed = is_managed
         self._entries: dict[Key, TrackedService] = {}
+        self._tick, self._busy_services = 0, 0  # number of the tick, and services that were not idle at the last one
         self._gauges, self._cost_gauges = ScalingGauges(), CostGauges()
         self._backfill = HistoryBackfill(sources.history)
         self.recommendations = Recommendations(lambda: self._entries, self._state_of)
@@ -238,6 +239,7 @@ class Autoscaler:
     def _inputs(self, services: Services, gateways: tuple[str, ...], now_s: float) -> Steps[dict[Key, DecisionInput]]:
         """What a decision reads, for each service for which one is due."""
         inputs: dict[Key, DecisionInput] = {}
+        busy_services = 0
         for number, (key, (service_object, service)) in enumerate(services.items(), 1):
             if number % SLICE_SIZE == 0:
                 yield []
@@ -248,12 +250,16 @@ class Autoscaler:
                 entry.follow_demand_source(service)
                 if entry.is_idle(service_object, now_s) or entry.has_recent_failure(now_s):
                     continue
+                busy_services += 1
+                if not entry.has_turn(service_object, self._tick, self._busy_services):
+                    continue
                 spec = self._spec(key, service, now_s)
                 inputs[key] = (
                     entry.service_state,
                     self._snapshots.read(key, service_object, entry, spec, gateways, now_s),
                     spec,
                 )
+        self._tick, self._busy_services = self._tick + 1, busy_services
         return inputs
 
     def _retune(
@@ -356,7 +362,7 @@ class Autoscaler:
                             resource_version(service_object), 0 if admission is None else resource_version(admission)
                         )
                         entry.signal_health.record(reading.gateway, service_reading.config_state, versions, now_s)
-                        entry.mark_active(reading.gateway, service_reading.arrived)
+                        entry.mark_active(reading.gateway, service_reading)
                         entry.aggregator.observe_gateway(
                             reading.gateway, reading.instance_id, reading.at_s, service_reading
                         )

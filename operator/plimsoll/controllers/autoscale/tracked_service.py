@@ -19,6 +19,7 @@ from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, HealthReport, SignalHealth
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
+from plimsoll.core.autoscaling import cadence
 from plimsoll.core.autoscaling.admission_publisher import AdmissionPublisher
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.service_state import ServiceState
@@ -26,6 +27,7 @@ from plimsoll.core.autoscaling.startup_models import Variant
 from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.kv_transfer import TransferAssessment, TransferStats, assess, recompute_s_per_token
+from plimsoll.core.ports import ServiceReading
 from plimsoll.core.types import Role, Unavailable
 
 Object = dict[str, Any]
@@ -68,14 +70,16 @@ class TrackedService:
     announced: dict[str, AnnouncedCount] = field(
         default_factory=dict
     )  # by tier: recommended counts that Events announced
+    has_queue: bool = False  # a gateway reported queued requests since the last decision
     decided_object: Object | None = None
     last_metrics: tuple[float, ServiceMetrics] | None = None  # time and metrics of the last tick that decided
 
-    def mark_active(self, gateway: str, arrivals: float) -> None:
-        """Record a gateway's arrival counter; a change ends the idle period."""
-        if self.arrivals_by_gateway.get(gateway) != arrivals:
+    def mark_active(self, gateway: str, reading: ServiceReading) -> None:
+        """Record a gateway's arrivals and queue; an arrival ends the idle period."""
+        if self.arrivals_by_gateway.get(gateway) != reading.arrived:
             self.idle_until_s = -math.inf
-        self.arrivals_by_gateway[gateway] = arrivals
+        self.arrivals_by_gateway[gateway] = reading.arrived
+        self.has_queue = self.has_queue or reading.queued > 0.0
 
     def prune(self, gateways: Iterable[str], pods: Iterable[str]) -> None:
         """Drop deleted gateways, and pods that were deleted before they became ready."""
@@ -140,6 +144,11 @@ class TrackedService:
         """Whether the service is idle, and its object is the one of the last decision."""
         return service_object is self.decided_object and 0.0 < self.idle_until_s - now_s <= IDLE_INTERVAL_SECONDS
 
+    def has_turn(self, service_object: Object, tick: int, busy_services: int) -> bool:
+        """Whether the service is decided at this tick, if it is busy: at once if it has a queue or a new spec."""
+        has_news = self.has_queue or service_object is not self.decided_object
+        return has_news or cadence.has_turn(self.uid, tick, busy_services)
+
     def has_recent_failure(self, now_s: float) -> bool:
         """Whether the last failed decision is less than FAILURE_BACKOFF_SECONDS ago."""
         return 0.0 <= now_s - self.last_failure_s < FAILURE_BACKOFF_SECONDS
@@ -151,7 +160,7 @@ class TrackedService:
         has_no_load = not snapshot.metrics.rate_per_s and snapshot.metrics.coverage == 1.0
         is_settled = all(tier.ready == tier.replicas and not tier.starting for tier in snapshot.tiers.values())
         can_idle = not has_changes and (spec.slo is None or (has_no_load and is_settled))
-        self.decided_object = service_object
+        self.decided_object, self.has_queue = service_object, False
         self.idle_until_s = now_s + self._idle_seconds(now_s) if can_idle else -math.inf
 
     def _idle_seconds(self, now_s: float) -> float:

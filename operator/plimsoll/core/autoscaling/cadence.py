@@ -6,11 +6,15 @@ decided every second take half a core.
 Idea: all services are sampled at each tick, which is cheap. A service is due for a decision when
 
 - its demand exceeds what the replicas of its last sizing carry,
+- a minute of its demand has closed, or its level has become certain: standby replicas are then chosen anew,
 - its spec, its SLO capacity, or its ordered or ready replicas have changed,
 - requests wait (without a gateway at the engines), retries are reserved, or more requests are rejected than before,
 - requests arrive and a tier has no replica,
 - the last decision is not settled: with the same load, the next tick could decide otherwise,
 - or DECISION_INTERVAL_S have passed. A hash of the service's key spreads these decisions over the interval.
+
+Of a fleet with more than LARGE_FLEET busy services, half are sampled at each tick (`has_turn`), and at once those that
+have queued requests or a new spec.
 """
 
 from __future__ import annotations
@@ -26,12 +30,15 @@ from plimsoll.core.autoscaling.observations import SizingResult, TierDemand
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit, TierDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.sizing_requests import has_retry_backlog
+from plimsoll.core.autoscaling.standby_sizing import is_level_certain
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.demand import level_model
 from plimsoll.core.demand.demand_state import DemandState
+from plimsoll.core.demand.growth_stats import GrowthStats
 from plimsoll.core.types import Unavailable
 
-DECISION_INTERVAL_S: Final = 5.0  # longest time between two decisions of a service
+DECISION_INTERVAL_S: Final = 15.0  # longest time between two decisions of a service
+LARGE_FLEET: Final = 250  # busy services above which each is sampled at every second tick
 _TEMPORARY_LIMITS: Final = {ScalingLimit.RATE, ScalingLimit.UNSCHEDULABLE}
 
 Counts = dict[str, tuple[int, int, str | None]]
@@ -41,16 +48,25 @@ class CarriedWork(NamedTuple):
     """What the replicas of a sizing carry, and how its forecast follows the level.
 
     work: GPU-seconds per second. horizon_s: of the forecast, seconds. per_level: forecast over the level with its
-    trend.
+    trend. growth: observed growth, by which standby replicas are chosen; is_certain: whether the level was certain
+    enough to choose any.
     """
 
     work: float
     horizon_s: float
     per_level: float
+    growth: GrowthStats
+    is_certain: bool
 
-    def is_exceeded(self, state: DemandState) -> bool:
-        """Whether the load has grown beyond the carried work."""
-        return self.per_level * _level_with_trend(state, self.horizon_s) > self.work
+    def is_outdated(self, state: DemandState) -> bool:
+        """Whether the load has grown beyond the carried work, or standby replicas would be chosen anew."""
+        estimate = state.estimate
+        if (
+            state.closed_growth is not self.growth
+            or is_level_certain(estimate.level, estimate.error) != self.is_certain
+        ):
+            return True
+        return self.per_level * _level_with_trend(estimate, self.horizon_s) > self.work
 
 
 class DecisionBasis(NamedTuple):
@@ -94,7 +110,12 @@ class DecisionBasis(NamedTuple):
             return True
         if any([tier.capacity is not old for tier, old in zip(tiers.values(), self.capacities, strict=True)]):
             return True
-        return any([carried.is_exceeded(tiers[name].forecast_state) for name, carried in self.carried.items()])
+        return any([carried.is_outdated(tiers[name].forecast_state) for name, carried in self.carried.items()])
+
+
+def has_turn(key: str, tick: int, busy_services: int) -> bool:
+    """Whether a busy service is sampled at this tick. key: of the service; tick: its number."""
+    return busy_services <= LARGE_FLEET or (zlib.crc32(key.encode()) + tick) % 2 == 0
 
 
 def snapshot_counts(tiers: Mapping[str, TierSnapshot]) -> Counts:
@@ -105,11 +126,14 @@ def snapshot_counts(tiers: Mapping[str, TierSnapshot]) -> Counts:
 def carried_work(state: DemandState, demand: TierDemand, sizing: SizingResult) -> CarriedWork:
     """Return what the replicas of a sizing carry: their SLO capacity, and at least the forecast that it is for."""
     forecast, capacity = demand.forecast, sizing.replica_work * (1.0 - sizing.headroom) / sizing.capacity_correction
-    level = _level_with_trend(state, forecast.horizon_s)
+    estimate = state.estimate
+    level = _level_with_trend(estimate, forecast.horizon_s)
     return CarriedWork(
         max(sizing.replicas * capacity, forecast.work),
         forecast.horizon_s,
         forecast.work / level if level > 0.0 else 1.0,
+        state.closed_growth,
+        is_level_certain(estimate.level, estimate.error),
     )
 
 
@@ -152,6 +176,5 @@ def _is_positive(amount: float | Unavailable) -> bool:
     return not isinstance(amount, Unavailable) and amount > 0.0
 
 
-def _level_with_trend(state: DemandState, horizon_s: float) -> float:
-    estimate = state.estimate
+def _level_with_trend(estimate: level_model.LevelEstimate, horizon_s: float) -> float:
     return estimate.level + level_model.damped_rise(estimate.slope_per_s, horizon_s)

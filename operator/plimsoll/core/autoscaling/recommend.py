@@ -27,7 +27,12 @@ from plimsoll.core.autoscaling.observations import (
 from plimsoll.core.autoscaling.scale_to_zero import apply_scale_to_zero
 from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy
-from plimsoll.core.autoscaling.standby_sizing import StandbyInput, joint_standby_replicas, plan_standby
+from plimsoll.core.autoscaling.standby_sizing import (
+    StandbyInput,
+    is_level_certain,
+    joint_standby_replicas,
+    plan_standby,
+)
 from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.capacity.tier_model import Constraint
 from plimsoll.core.capacity.windowed_slo import WINDOW_CONFIDENCE
@@ -40,7 +45,6 @@ from plimsoll.core.units import format_figure, format_number, format_rate, forma
 DEMAND_STALE_S: Final = 30.0  # an older sample does not show the current load
 
 STANDBY_RETENTION_MARGIN: Final = 1.25  # a standby replica is kept until its cost exceeds its value by this factor
-MAX_LEVEL_ERROR: Final = 0.055  # relative; above it (in the first minute or so) no standby replica is added
 _DEMAND_MESSAGE: Final = (
     "forecast {:figure} GPU-s/s of work within {:wait}: "
     "level {:figure}, trend {:figure}, season {:figure}, burst {:figure}, uncertainty {:figure}"
@@ -119,7 +123,7 @@ def apply_standby(contexts: list[TierContext], policy: ScalingPolicy) -> None:
         if not isinstance(demand, TierDemand) or isinstance(sizing, Unavailable):
             continue
         forecast = demand.forecast
-        is_certain &= forecast.level_error <= MAX_LEVEL_ERROR * forecast.level
+        is_certain &= is_level_certain(forecast.level, forecast.level_error)
         base = context.standby_base = _standby_base(context.state.standby_base, sizing)
         context.set_state("standby_base", base)
         largest_own_work = forecast.baseline * demand.growth.own_growth

@@ -24,6 +24,7 @@ from typing import Final
 from plimsoll.core.demand.standby_value import MISS_COST, CostBenefit, GrowthDistribution, standby_replicas
 
 NEEDED_PER_PRIOR_REPLICA: Final = 10
+MAX_LEVEL_ERROR: Final = 0.055  # relative; above it (in the first minute or so) no standby replica is added
 MIN_LEVEL_WORK: Final = 1e-9  # GPU-seconds per second; below it, no standby replica pays off
 
 
@@ -40,6 +41,11 @@ class StandbyInput:
     max_replicas: int
     gpus_per_replica: int = 1
     own_growth_replicas: int = 0
+
+
+def is_level_certain(level: float, error: float) -> bool:
+    """Whether the level, in GPU-seconds per second with its error, is certain enough to add standby replicas."""
+    return error <= MAX_LEVEL_ERROR * level
 
 
 @dataclass(frozen=True, slots=True)
