@@ -9,6 +9,7 @@ import pytest
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.controller import RENEWALS_PER_DECISION, AdmissionController
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.retry_reservations import MAX_EXPIRED, RetryReservations
 from tests.core.admission_fixtures import outcomes
 from tests.core.admission_invariants import NUMBERS, check, gate, make_request
 
@@ -141,3 +142,17 @@ def test_engines_that_change_between_turns_lose_nothing(seed: int) -> None:
     decided += [decision.request_id for decision in take_all(controller, now + 100.0)]
     assert controller.queued == 0
     assert len(set(decided)) == len(decided)
+
+
+def test_expired_reservations_are_dropped_in_bounded_steps() -> None:
+    reservations, count = RetryReservations(), 3 * MAX_EXPIRED
+    for k in range(count):
+        reservations.reserve(make_request(f"r{k}", body_hash=k + 1), 1.0, 0.0, 0.0)
+    reservations.expire(1e6)
+    assert len(reservations) >= count - MAX_EXPIRED, "no call drops more"
+    late = make_request("late", body_hash=count)
+    assert reservations.find(late, 1e6) is None, "expired, dropped or not"
+    reservations.reserve(late, 1.0, 0.0, 1e6)
+    while len(reservations) > 1:
+        reservations.expire(1e6)
+    assert reservations.work_s == pytest.approx(1.0)
