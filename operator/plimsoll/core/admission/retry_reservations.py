@@ -30,7 +30,6 @@ from plimsoll.core.admission.retry_advice import (
 
 EARLY_TOLERANCE_S: Final = 1.0  # a client may return this early: Retry-After has whole seconds
 SPARE_UTILIZATION: Final = 0.9  # share of the spare capacity to give away; the rest absorbs random variation
-MAX_EXPIRED: Final = 500  # steps in one call: each takes about two microseconds
 _STALE_ENTRIES_ALLOWED: Final = 64
 
 ReservationKey = tuple[str, str | int]
@@ -97,11 +96,7 @@ class RetryReservations:
         """Returns the open reservation of this request, or None. It stays open."""
         if self._expiry and self._expiry[0][0] <= now:
             self.expire(now)
-        reservation = self._reservations.get(_reservation_key(request)) if self._reservations else None
-        if reservation is not None and reservation.expires_s <= now:  # not yet dropped
-            self._drop(reservation)
-            return None
-        return reservation
+        return self._reservations.get(_reservation_key(request)) if self._reservations else None
 
     def is_due(self, reservation: RetryReservation, now: float) -> bool:
         """Whether the reservation is due now."""
@@ -181,15 +176,13 @@ class RetryReservations:
 
     def _compact(self) -> None:
         """Drop the entries of reservations that their clients used."""
-        if len(self._expiry) > 4 * len(self._reservations) + _STALE_ENTRIES_ALLOWED:
+        if len(self._expiry) > 2 * len(self._reservations) + _STALE_ENTRIES_ALLOWED:
             self._expiry = [(s, t.number, t.key) for t in self._reservations.values() for s in (t.due_s, t.expires_s)]
             heapq.heapify(self._expiry)
 
     def expire(self, now: float) -> None:
-        """Clear the pending work of due reservations, and drop expired ones, `MAX_EXPIRED` steps in one call."""
-        for _ in range(MAX_EXPIRED):
-            if not self._expiry or self._expiry[0][0] > now:
-                return
+        """Clear the pending work of due reservations, and drop expired ones."""
+        while self._expiry and self._expiry[0][0] <= now:
             _, number, key = heapq.heappop(self._expiry)
             reservation = self._reservations.get(key)
             if reservation is None or reservation.number != number:
