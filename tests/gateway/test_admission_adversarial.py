@@ -35,6 +35,7 @@ async def test_thousands_of_disconnects_leave_no_state() -> None:
     world = PickerHarness(service_with_slo(admission={"maxQueued": 5000}))
     queued = [world.send_queued(headers={"x-gateway-inference-fairness-id": f"t{n % 7}"}) for n in range(3002)]
     world.set_objects(service_with_slo(admission={"maxQueued": 5000}), pods=engine_names(1))
+    world.clock.advance_to(world.clock.now_s)  # all turns
     running = [future.result() for future in queued if future.done()]
     for future in queued:
         future.cancel()

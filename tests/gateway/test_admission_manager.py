@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from plimsoll.core.admission.controller import RENEWALS_PER_DECISION
 from plimsoll.core.engine_model.step_time import KvTransfer
 from plimsoll.gateway.admission_manager import MAX_RELEASED
 from tests.gateway.kube_objects import pod, service
@@ -146,6 +147,21 @@ async def test_many_queued_requests_are_released_over_several_turns() -> None:
     world.clock.advance_to(world.clock.now_s)
     assert released() == [True] * len(queued)
     assert {picked_engine(future) for future in queued} == {"10.0.0.1:8000"}
+
+
+async def test_many_requests_are_renewed_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the first engine is ready, each costs and is due otherwise: admission begins when all are renewed."""
+    world = PickerHarness(service_with_slo(ready_at_s=10.0, batch=100))
+    queued = [world.send_queued() for _ in range(500)]
+    pool = world.picker.admission.services["team/chat"].controller.pool
+    estimate, costs = pool.estimate_cost, []
+    monkeypatch.setattr(pool, "estimate_cost", lambda request: costs.append(request.id) or estimate(request))
+    world.set_objects(service_with_slo(batch=100), pods=engine_names(1))
+    assert len(costs) == RENEWALS_PER_DECISION * MAX_RELEASED
+    assert not any(future.done() for future in queued)
+    world.clock.advance_to(world.clock.now_s)
+    assert sum(future.done() for future in queued) == 100
+    assert len(costs) == len(set(costs)) == len(queued)
 
 
 async def test_many_expired_requests_are_released_over_several_turns() -> None:

@@ -24,7 +24,7 @@ from plimsoll.core.admission.cost_model import (
     client_deadline_s,
     target_ttft_s,
 )
-from plimsoll.core.admission.fairness import Lane, QueuedRequest
+from plimsoll.core.admission.fairness import Lane, QueuedRequest, queued_request
 from plimsoll.core.admission.placement import Placement, ReplicaPool
 from plimsoll.core.admission.queue import AdmissionQueue, late_limits
 from plimsoll.core.admission.quota import TenantPolicy, TenantQuotas
@@ -37,6 +37,7 @@ from plimsoll.core.admission.ttft_margin import TtftMargin
 _DEFAULT_TENANT: Final = TenantPolicy()
 _ABSENCE_S: Final = 10.0  # without a replica, until the next one counts as a start: engines can miss a probe
 NO_LIMIT: Final = 1 << 31
+RENEWALS_PER_DECISION: Final = 4  # a renewal takes about a quarter of the time of a decision and its reply
 _NOT_RETRYABLE: Final = frozenset({AdmissionOutcome.SHED_NO_CAPACITY, AdmissionOutcome.SHED_DEADLINE})
 
 
@@ -113,12 +114,8 @@ class AdmissionController:
         self._served_s = now if had_replicas else self._served_s
         self.pool.set_replicas(caps, now)
         self.pool.set_prefills(set(prefills), now)
-        if not had_replicas and self.pool.replicas:
-            self._queue.update(lambda queued: self._renew(queued, now), now)
-        elif self.pool.replicas and had_prefills != bool(prefills):  # prefill moves: queued requests cost otherwise
-            self._queue.update(
-                lambda queued: self._renew(queued, now if queued.lane is Lane.LATE else queued.request.arrived_s), now
-            )
+        if self.pool.replicas and (not had_replicas or had_prefills != bool(prefills)):  # queued ones cost otherwise
+            self._queue.outdate(is_first_engine=not had_replicas)
 
     def submit(self, request: AdmissionRequest, now: float) -> AdmissionDecision:
         """Returns the decision about a new request. Raises ValueError for an unknown class or a duplicate ID."""
@@ -152,16 +149,25 @@ class AdmissionController:
         return self._admit_or_enqueue(queued, reservation, now)
 
     def release(self, now: float, limit: int = NO_LIMIT) -> list[AdmissionDecision]:
-        """Returns at most `limit` decisions about queued requests that are admitted or shed; call it until none is."""
+        """Returns at most `limit` decisions about queued requests that are admitted or shed.
+
+        None is admitted before all outdated ones are renewed, `RENEWALS_PER_DECISION` times `limit` in one call. While
+        something is left to do, `wake_at_s` is `now`.
+        """
         now = self._advance(now)
+        if self.pool.replicas:
+            self._queue.renew(self._renew, RENEWALS_PER_DECISION * limit, now)
         is_waking = not self.pool.replicas and now - self._served_s > _ABSENCE_S
         ready_at_s = self._announcement.ready_at_s if is_waking else None
         before_s = now if ready_at_s is None else max(now, math.nextafter(ready_at_s, -math.inf))
         expired = zip(range(limit), self._queue.pop_expired(before_s), strict=False)
         decisions = [self._expire(one, now) for _, one in expired]
         self._retry_at_s = math.inf
-        self._queue.unpark(self.pool.adapters.is_open, now)
-        while self.pool.replicas and len(decisions) < limit and (queued := self._queue.peek()) is not None:
+        left = 0
+        if self.pool.replicas and not self._queue.outdated:  # each unparked request may be parked again
+            left = limit - len(decisions) + self._queue.unpark(self.pool.adapters.is_open, now)
+        while left > 0 and (queued := self._queue.peek()) is not None:
+            left -= 1
             placement = self._find_placement(queued, now)
             if placement.replica is None and queued.lane is Lane.LATE and not placement.needs_place:
                 if (queued := self._queue.peek(include_late=False)) is None:  # a late request does not block others
@@ -178,7 +184,7 @@ class AdmissionController:
                 decisions.append(self._expire(queued, now))
             else:
                 break
-        if len(decisions) >= limit:
+        if left <= 0 and (self.pool.replicas or len(decisions) >= limit):
             self._retry_at_s = now
         return decisions
 
@@ -258,26 +264,16 @@ class AdmissionController:
         start_s: float,
     ) -> QueuedRequest:
         """Returns the request with its deadlines. It is late if it misses its target on a replica idle at `start_s`."""
-        policy = self._classes[class_index]
-        arrived_s = min(request.arrived_s, start_s)
-        target_s = self._target_ttft_s(request, cost, class_index)
         client_s = math.inf
         if request.deadline_s is not None or request.complete_by_s is not None:
             client_s = client_deadline_s(request, cost, self.pool.cost_model, self.pool.min_step_s)
-        queue_until_s = min(arrived_s + policy.max_queue_time_s, client_s - cost.idle_ttft_s)
-        deadline_s = min(arrived_s + target_s, client_s)
-        if start_s + cost.idle_ttft_s > arrived_s + target_s:
-            lane, deadline_s = Lane.LATE, queue_until_s
-        elif target_s == math.inf:
-            deadline_s = queue_until_s
-        else:
-            queue_until_s = deadline_s - cost.idle_ttft_s
-        return QueuedRequest(
-            request, class_index, lane, cost, weight, deadline_s, queue_until_s, client_deadline_s=client_s
-        )
+        max_queue_time_s = self._classes[class_index].max_queue_time_s
+        target_s = self._target_ttft_s(request, cost, class_index)
+        return queued_request(request, class_index, lane, cost, weight, start_s, max_queue_time_s, target_s, client_s)
 
-    def _renew(self, queued: QueuedRequest, start_s: float) -> QueuedRequest:
+    def _renew(self, queued: QueuedRequest, is_unserved: bool) -> QueuedRequest:
         """Returns a queued request with the cost and deadlines that it has with the replicas of now."""
+        start_s = self._now if is_unserved or queued.lane is Lane.LATE else queued.request.arrived_s
         cost = self.pool.estimate_cost(queued.request)
         lane = Lane.ON_TIME if queued.lane is Lane.LATE else queued.lane
         return self._make_queued(queued.request, queued.class_index, cost, lane, queued.weight, start_s)
@@ -309,7 +305,7 @@ class AdmissionController:
     ) -> AdmissionDecision:
         queue = self._queue
         would_be_late = False
-        if not queue.must_queue(queued.class_index, queued.lane):
+        if not queue.outdated and not queue.must_queue(queued.class_index, queued.lane):
             placement = self._find_placement(queued, now)
             if placement.replica is not None:
                 if reservation is not None:
@@ -327,7 +323,7 @@ class AdmissionController:
             would_be_late
             or queued.request.has_fallback
             or queued.queue_until_s <= now
-            or now + work_ahead_s / max(self.pool.drain_rate, 1e-9) >= latest_s
+            or (not queue.outdated and now + work_ahead_s / max(self.pool.drain_rate, 1e-9) >= latest_s)
         ):
             return self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_SATURATED, now)
         return self._enqueue(queued, reservation, now)

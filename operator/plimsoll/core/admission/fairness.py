@@ -37,7 +37,8 @@ class QueuedRequest:
     """A queued request. `deadline_s` is the deadline of its first token. It is shed at `queue_until_s`.
 
     `client_deadline_s` is the latest time of the first token by the client's own deadline, infinity without one.
-    `is_parked`: it waits for a place of its adapter, in no lane.
+    `is_parked`: it waits for a place of its adapter, in no lane. `generation` is that of the queue when its cost and
+    deadlines were computed.
     """
 
     request: AdmissionRequest
@@ -47,9 +48,42 @@ class QueuedRequest:
     weight: float
     deadline_s: float
     queue_until_s: float
-    removed: bool = False
     client_deadline_s: float = math.inf
+    removed: bool = False
     is_parked: bool = False
+    generation: int = 0
+
+
+def is_sparse(entries: int, live: int) -> bool:
+    """Whether a heap of so many entries has too many stale ones beside its live ones."""
+    return entries > 2 * live + _STALE_ENTRIES_ALLOWED
+
+
+def queued_request(
+    request: AdmissionRequest,
+    class_index: int,
+    lane: Lane,
+    cost: RequestCost,
+    weight: float,
+    start_s: float,
+    max_queue_time_s: float,
+    target_s: float,
+    client_deadline_s: float,
+) -> QueuedRequest:
+    """Returns a request with its deadlines. It is late if it misses its target on a replica that is idle at `start_s`.
+
+    `target_s` is the TTFT that its class promises, infinity without one.
+    """
+    arrived_s = min(request.arrived_s, start_s)
+    queue_until_s = min(arrived_s + max_queue_time_s, client_deadline_s - cost.idle_ttft_s)
+    deadline_s = min(arrived_s + target_s, client_deadline_s)
+    if start_s + cost.idle_ttft_s > arrived_s + target_s:
+        lane, deadline_s = Lane.LATE, queue_until_s
+    elif target_s == math.inf:
+        deadline_s = queue_until_s
+    else:
+        queue_until_s = deadline_s - cost.idle_ttft_s
+    return QueuedRequest(request, class_index, lane, cost, weight, deadline_s, queue_until_s, client_deadline_s)
 
 
 @dataclass(slots=True)
@@ -124,13 +158,13 @@ class _TenantQueue:
 class LaneQueue:
     """The waiting tenants of one lane of one class. Removed entries are dropped when they reach the front."""
 
-    def __init__(self, accounts: TenantAccounts) -> None:
+    def __init__(self, accounts: TenantAccounts, min_virtual_time: float = 0.0) -> None:
         self._accounts = accounts
         self._queues: dict[str, _TenantQueue] = {}
         self._tenant_heap: list[tuple[float, int, str]] = []
         self._total_weight = 0.0
         self._last_number = 0
-        self.min_virtual_time = 0.0  # virtual time of the last chosen tenant
+        self.min_virtual_time = min_virtual_time  # virtual time of the last chosen tenant
         self.work_s = 0.0
 
     def __len__(self) -> int:
@@ -173,7 +207,7 @@ class LaneQueue:
         queue.work_s = max(0.0, queue.work_s - removed_s)
         self.work_s = max(0.0, self.work_s - removed_s)
         if queue.pending:
-            if len(queue.heap) > 2 * queue.pending + _STALE_ENTRIES_ALLOWED:
+            if is_sparse(len(queue.heap), queue.pending):
                 queue.heap = [entry for entry in queue.heap if not entry[2].removed]
                 heapq.heapify(queue.heap)
             return
@@ -207,7 +241,7 @@ class LaneQueue:
 
     def compact(self) -> None:
         """Drop heap entries of tenants that no longer wait."""
-        if len(self._tenant_heap) > 2 * len(self._queues) + _STALE_ENTRIES_ALLOWED:
+        if is_sparse(len(self._tenant_heap), len(self._queues)):
             self._tenant_heap = [entry for entry in self._tenant_heap if entry[2] in self._queues]
             self._tenant_heap = [
                 entry for entry in self._tenant_heap if self._queues[entry[2]].sequence_number == entry[1]

@@ -9,6 +9,8 @@ have received less than `MAX_LATE_SHARE` of the class's work. Inside a lane, ten
 After an outage hundreds are late: they use what new requests leave, which can still be in time (`late_limits`).
 A request whose adapter has no place at any engine is parked, so that it delays no other. When there is a place, the
 next one of the adapter returns to its lane.
+When engines begin to serve, what all queued requests cost changes, and when they are due: they are outdated. The caller
+renews them one by one, so that thousands need not occupy one turn of an event loop.
 """
 
 from __future__ import annotations
@@ -16,16 +18,27 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 from plimsoll.core.admission.cost_model import ClassPolicy
-from plimsoll.core.admission.fairness import Lane, LaneQueue, QueuedRequest, TenantAccounts
+from plimsoll.core.admission.fairness import Lane, LaneQueue, QueuedRequest, TenantAccounts, is_sparse
 
 MAX_LATE_SHARE: Final = 0.1  # share of a class's work for late requests while others wait
 LATE_WAIT_SHARE: Final = 0.5  # of the longest wait for a first token in time
 SHARE_WINDOW_S: Final = 30.0  # window for guaranteed shares
-_STALE_ENTRIES_ALLOWED: Final = 64
+
+
+@dataclass(slots=True)
+class _Parked:
+    """The parked requests of an adapter: highest class and least slack first, and the first is not a removed one."""
+
+    heap: list[tuple[int, float, int, QueuedRequest]] = field(default_factory=list)
+    pending: int = 0
+
+
+_Expiry = tuple[float, int, QueuedRequest]  # time, number
 
 
 class AdmissionQueue:
@@ -41,9 +54,11 @@ class AdmissionQueue:
         self._admitted_s = [[0.0, 0.0] for _ in classes]  # recently admitted work: total and late
         self._decayed_at_s = -math.inf
         self._queued: dict[str, QueuedRequest] = {}
-        self._parked: dict[str, dict[str, QueuedRequest]] = {}  # by adapter and ID, the longest waiting first
-        self._expiry: list[tuple[float, int, QueuedRequest]] = []
+        self._parked: dict[str, _Parked] = {}  # by adapter
+        self._expiries: list[list[_Expiry]] = [[]]  # heaps; those of outdated requests come first
         self._last_number = 0
+        self._generation = self._served_generation = 0
+        self.outdated = 0  # queued requests of earlier generations: the first entries of `_queued`
         self.work_s = 0.0  # GPU-seconds of all queued requests
 
     def __len__(self) -> int:
@@ -54,9 +69,7 @@ class AdmissionQueue:
 
     def next_expiry_s(self) -> float:
         """Returns the time when the next request expires, infinity if the queue is empty."""
-        while self._expiry and self._expiry[0][2].removed:
-            heapq.heappop(self._expiry)
-        return self._expiry[0][0] if self._expiry else math.inf
+        return min(map(_first_expiry_s, self._expiries))
 
     def push(self, queued: QueuedRequest, now: float) -> None:
         """Queue a request."""
@@ -68,27 +81,30 @@ class AdmissionQueue:
         """Queue a request, or move it out of its lane, until its adapter has a place."""
         self.remove(queued.request.id)
         parked = replace(queued, removed=False, is_parked=True)
-        self._parked.setdefault(queued.request.adapter, {})[queued.request.id] = parked
         self._hold(parked)
+        rank = (-self._classes[queued.class_index].priority, queued.deadline_s - queued.cost.idle_ttft_s)
+        waiting = self._parked.setdefault(queued.request.adapter, _Parked())
+        heapq.heappush(waiting.heap, (*rank, self._last_number, parked))
+        waiting.pending += 1
 
-    def unpark(self, is_open: Callable[[str], bool], now: float) -> None:
-        """Return the next request of each adapter that has a place to its lane, first that of who waits longest."""
-        for adapter in [adapter for adapter in self._parked if is_open(adapter)]:
+    def unpark(self, is_open: Callable[[str], bool], now: float) -> int:
+        """Return the next request of each adapter that has a place to its lane. Returns how many adapters have one."""
+        with_place = [adapter for adapter in self._parked if is_open(adapter)]
+        for adapter in with_place:
             self.unpark_next(adapter, now)
+        return len(with_place)
 
     def unpark_next(self, adapter: str, now: float) -> None:
         """Return the parked request of an adapter with the highest class and the least slack to its lane."""
         if parked := self._parked.get(adapter):
-            queued = min(parked.values(), key=self._parked_rank)
+            queued = parked.heap[0][3]
             self.remove(queued.request.id)
             self.push(replace(queued, removed=False, is_parked=False), now)
 
-    def _parked_rank(self, queued: QueuedRequest) -> tuple[int, float]:
-        return -self._classes[queued.class_index].priority, queued.deadline_s - queued.cost.idle_ttft_s
-
     def _hold(self, queued: QueuedRequest) -> None:
         self._last_number += 1
-        heapq.heappush(self._expiry, (queued.queue_until_s, self._last_number, queued))
+        queued.generation = self._generation
+        heapq.heappush(self._expiries[-1], (queued.queue_until_s, self._last_number, queued))
         self._queued[queued.request.id] = queued
         self.work_s += queued.cost.work_s
 
@@ -118,31 +134,64 @@ class AdmissionQueue:
         """Remove a request. Returns None if it is not queued."""
         queued = self._queued.pop(id, None)
         if queued is not None:
+            is_outdated = queued.generation != self._generation
             if queued.is_parked:
                 self._remove_parked(queued)
             else:
                 self._queued_per_class[queued.class_index] -= 1
-                self._lanes[queued.class_index][queued.lane].remove(queued)
+                if is_outdated:
+                    queued.removed = True
+                    self.accounts.dequeue(queued.request.tenant)
+                else:
+                    self._lanes[queued.class_index][queued.lane].remove(queued)
+            if is_outdated:
+                self.outdated -= 1
+                if not self.outdated:
+                    del self._expiries[:-1]
             self.work_s = max(0.0, self.work_s - queued.cost.work_s) if self._queued else 0.0
         return queued
 
     def _remove_parked(self, queued: QueuedRequest) -> None:
         queued.removed = True
         parked = self._parked[queued.request.adapter]
-        del parked[queued.request.id]
-        if not parked:
+        parked.pending -= 1
+        if not parked.pending:
             del self._parked[queued.request.adapter]
+            return
+        if is_sparse(len(parked.heap), parked.pending):
+            parked.heap = [entry for entry in parked.heap if not entry[3].removed]
+            heapq.heapify(parked.heap)
+        while parked.heap[0][3].removed:
+            heapq.heappop(parked.heap)
 
-    def update(self, renew: Callable[[QueuedRequest], QueuedRequest], now: float) -> None:
-        """Queue what `renew` makes of each queued request in its place."""
-        for queued in list(self._queued.values()):
+    def outdate(self, *, is_first_engine: bool) -> None:
+        """Make all queued requests outdated: the first engine begins to serve, or requests cost otherwise.
+
+        They leave their lanes at once, because each that leaves alone leaves a stale entry.
+        """
+        if not self._queued:
+            return
+        self._generation += 1
+        if is_first_engine:
+            self._served_generation = self._generation
+        self.outdated = len(self._queued)
+        self._lanes = [[LaneQueue(self.accounts, lane.min_virtual_time) for lane in lanes] for lanes in self._lanes]
+        self._expiries = [*filter(None, self._expiries), []]
+
+    def renew(self, renewed: Callable[[QueuedRequest, bool], QueuedRequest], limit: int, now: float) -> None:
+        """Queue what `renewed` makes of at most `limit` outdated requests in their place, the earliest first.
+
+        It gets the queued request, and whether no engine has served since it was queued.
+        """
+        for queued in list(islice(self._queued.values(), min(limit, self.outdated))):
+            is_unserved = queued.generation < self._served_generation
             self.remove(queued.request.id)
-            self.push(renew(queued), now)
+            self.push(renewed(queued, is_unserved), now)
 
     def pop_expired(self, now: float) -> Iterator[QueuedRequest]:
         """Remove and yield the expired requests."""
         while self.next_expiry_s() <= now:
-            queued = heapq.heappop(self._expiry)[2]
+            queued = min(filter(None, self._expiries))[0][2]
             self.remove(queued.request.id)
             yield queued
 
@@ -210,9 +259,9 @@ class AdmissionQueue:
         for lanes in self._lanes:
             for lane in lanes:
                 lane.compact()
-        if len(self._expiry) > 2 * len(self._queued) + _STALE_ENTRIES_ALLOWED:
-            self._expiry = [entry for entry in self._expiry if not entry[2].removed]
-            heapq.heapify(self._expiry)
+        if is_sparse(len(self._expiries[-1]), len(self._queued)):
+            self._expiries[-1] = [entry for entry in self._expiries[-1] if not entry[2].removed]
+            heapq.heapify(self._expiries[-1])
 
     def _decay(self, now: float) -> None:
         """Decay the admitted work, at most every hundredth of `SHARE_WINDOW_S`."""
@@ -224,6 +273,13 @@ class AdmissionQueue:
             admitted_s[0] *= decay
             admitted_s[1] *= decay
         self._decayed_at_s = now
+
+
+def _first_expiry_s(expiry: list[_Expiry]) -> float:
+    """Returns the time of the first request in a heap, infinity for none. Drops removed ones before it."""
+    while expiry and expiry[0][2].removed:
+        heapq.heappop(expiry)
+    return expiry[0][0] if expiry else math.inf
 
 
 def late_limits(idle_ttft_s: float, target_s: float, new_share: float) -> tuple[float, float]:

@@ -141,6 +141,7 @@ class RetryReservations:
         """Close a reservation that its client used."""
         if self._reservations.get(reservation.key) is reservation:
             self._drop(reservation)
+            self._compact()
 
     def _retry_advice(self, reservation: RetryReservation, now: float) -> RetryAdvice:
         advice = advise_retry(max(reservation.due_s - now, 0.0), sdk_limit_s=math.inf)
@@ -172,6 +173,9 @@ class RetryReservations:
             return
         self._work_s = max(0.0, self._work_s - reservation.work_s)
         self._pending_work_s = max(0.0, self._pending_work_s - reservation.pending_work_s)
+
+    def _compact(self) -> None:
+        """Drop the entries of reservations that their clients used."""
         if len(self._expiry) > 2 * len(self._reservations) + _STALE_ENTRIES_ALLOWED:
             self._expiry = [(s, t.number, t.key) for t in self._reservations.values() for s in (t.due_s, t.expires_s)]
             heapq.heapify(self._expiry)
