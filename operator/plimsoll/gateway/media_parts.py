@@ -23,7 +23,7 @@ from xxhash import xxh3_64_digest
 
 from plimsoll.core.types import MediaKind
 from plimsoll.gateway.byte_search import count_unicode_escapes, has_unicode_escape
-from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, Pictures, picture_tokens
+from plimsoll.gateway.picture_tokens import DEFAULT_RULE, Pictures
 from plimsoll.gateway.sound_length import TOKENS_PER_SECOND, sound_seconds
 
 DEFAULT_TOKENS: Final = {MediaKind.IMAGE: 1024, MediaKind.AUDIO: 500, MediaKind.VIDEO: 4096}  # of a part behind a URL
@@ -121,7 +121,7 @@ def utf8_bytes(text: bytes) -> int:
 
 def image_tokens(width: int, height: int) -> int:
     """Returns the tokens of a picture of so many pixels before its model is known."""
-    return picture_tokens(DEFAULT_FAMILY, width, height)
+    return DEFAULT_RULE.tokens(width, height)
 
 
 def _find_blobs(text: bytes) -> Iterator[_Blob]:
