@@ -89,9 +89,21 @@ def test_image_counts_by_its_pixels(data: bytes) -> None:
     assert parts.text_bytes < 200
 
 
+@pytest.mark.parametrize("size", [40, 100, 400, 1000])
+@pytest.mark.parametrize("others", [0, 30_000])
+def test_small_picture_counts_by_its_pixels(size: int, others: int) -> None:
+    icon = png(32, 32, size)
+    bare = {"type": "image", "source": {"media_type": "image/png", "data": base64.b64encode(icon).decode()}}
+    photo = [image(png(280, 280, others))] if others else []
+    parts = split(json.dumps([{"role": "user", "content": [*photo, image(icon), bare, QUESTION]}]).encode())
+    assert parts.media_tokens == {MediaKind.IMAGE: 2 * 4 + 100 * len(photo)}
+    assert parts.pictures.others == 0
+    assert parts.text_bytes < 400
+
+
 def test_image_tokens_are_patches_within_bounds() -> None:
     assert image_tokens(28, 28) == 4
-    assert image_tokens(1024, 768) == 37 * 28
+    assert image_tokens(1024, 768) == 37 * 27
     assert image_tokens(20_000, 20_000) == 128 * 128
 
 
