@@ -148,7 +148,7 @@ def _find_blobs(text: bytes) -> Iterator[_Blob]:
 
 def _small_pictures(text: bytes, most: int) -> list[tuple[_Blob, tuple[int, int]]]:
     """Returns pictures that no probe met, such as icons, and their sizes."""
-    found = []
+    found: list[tuple[_Blob, tuple[int, int]]] = []
     for match in _SMALL_STRING.finditer(text):
         if len(found) >= most:
             break
