@@ -128,7 +128,8 @@ def _mixed_scripts(kind: str, random: Random) -> CorpusRequest:
     return CorpusRequest(kind, {"messages": _chat(" 😀 ".join(texts))})
 
 
-def _tool(random: Random) -> Message:
+def tool(random: Random) -> Message:
+    """A tool with a schema of its parameters."""
     names = random.sample(_WORD_NAMES, 4)
     properties = {
         name: {"type": random.choice(("string", "integer")), "description": _sentences(_ENGLISH, 8, random)}
@@ -140,7 +141,7 @@ def _tool(random: Random) -> Message:
 
 
 def _tools(kind: str, random: Random) -> CorpusRequest:
-    tools = [_tool(random) for _ in range(random.randint(2, 25))]
+    tools = [tool(random) for _ in range(random.randint(2, 25))]
     return CorpusRequest(kind, {"messages": _chat(_sentences(_ENGLISH, _size(random, 60), random)), "tools": tools})
 
 
@@ -155,7 +156,7 @@ def _documents(kind: str, random: Random) -> CorpusRequest:
 
 def _response_format(kind: str, random: Random) -> CorpusRequest:
     """The engine is held to the schema, which is no part of the prompt."""
-    rows = {name: _tool(random)["function"]["parameters"] for name in random.sample(_WORD_NAMES, random.randint(1, 4))}
+    rows = {name: tool(random)["function"]["parameters"] for name in random.sample(_WORD_NAMES, random.randint(1, 4))}
     schema = {"name": "answer", "schema": {"type": "object", "properties": rows}}
     text = _sentences(_ENGLISH, _size(random, 250), random)
     form = {"type": "json_schema", "json_schema": schema}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.prompt_tokens.corpus import CorpusRequest, Message
-from plimsoll.gateway.picture_tokens import PictureFamily, picture_tokens
+from plimsoll.gateway.picture_tokens import PictureFamily, PictureRule
 
 Count = Callable[[str], int]
 SOUND_TOKENS_PER_S: Final = 25.0
@@ -51,7 +51,7 @@ def prompt_tokens(request: CorpusRequest, count: Count, family: PictureFamily) -
     if request.given_tokens:
         return request.given_tokens
     sizes = request.pictures + VIDEO_PICTURES * request.videos
-    pictures = sum(picture_tokens(family, *size) for size in sizes)
+    pictures = sum(PictureRule(family).tokens(*size) for size in sizes)
     return count(_rendered(request.fields)) + pictures + round(SOUND_TOKENS_PER_S * request.sound_s)
 
 

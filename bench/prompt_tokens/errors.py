@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bench.prompt_tokens.corpus import CorpusRequest
 from plimsoll.core.demand.token_ratios import TokenRatioEstimator
-from plimsoll.gateway.picture_tokens import PictureFamily
+from plimsoll.gateway.picture_tokens import PictureFamily, PictureRule
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 
 LEARN: Final = 50
@@ -43,7 +43,7 @@ def parsed(request: CorpusRequest, family: PictureFamily) -> ParsedRequest:
     """The request as the gateway reads it for a model of this family."""
     found = parse_body(request.body, request.route)
     assert isinstance(found, ParsedRequest), found
-    return found.for_family(family)
+    return found.for_model(PictureRule(family))
 
 
 def learn(requests: Sequence[CorpusRequest], counted: Counted, family: PictureFamily) -> Mapping[str, float]:

@@ -52,6 +52,9 @@ GROUP_ARGS = (
 )
 SIZES_FIT = "parallel sizes must fit the gpus of each tier: their product is at most gpus"
 ONE_GPU_ARGS = (["-dp", "2"], ["--tensor_parallel_size=4"], ["--seed", "1", "-tp=8"], ["-pcp", "16"], ["-pp", "2"])
+PROCESSOR = "--mm-processor-kwargs"
+BAD_PROCESSOR = f"{PROCESSOR} must be a JSON object, and its bounds of pixels whole numbers above 0"
+BAD_PROCESSOR_VALUES = ("1003520", "[1]", '{"max_pixels": "1M"}', '{"min_pixels": 0}', '{"max_pixels":-1}')
 NO_NODES = "engine sglang has no engines of several nodes: remove tiers.serve.nodes, or use engine vllm or simulated"
 
 NO_FETCH = (
@@ -72,6 +75,8 @@ ENGINE_CASES = [
         for more in ({}, {"spec.engine.runtime": "simulated"})
     ],
     Case({ARGS: ["-tp", "2"], "spec.tiers.decode.gpus": 2}, ARGS, SIZES_FIT),  # the prefill tier has one GPU
+    *[single_edit(ARGS, [PROCESSOR, value], BAD_PROCESSOR) for value in BAD_PROCESSOR_VALUES],
+    single_edit(ARGS, ["--seed", "1", "--mm_processor_kwargs=max_pixels"], BAD_PROCESSOR),
     _engine("llama-cpp", "spec.model.uri", "s3://models/chat", NO_FETCH),
     Case({NODES: 2, TOPOLOGY: "a" * 318}, TOPOLOGY, "must have at most 317 characters", "Too long", base=aggregated),
     *[

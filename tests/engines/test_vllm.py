@@ -117,7 +117,7 @@ def test_launcher_copy_needs_the_standard_library_alone() -> None:
             else []
         )
     }
-    assert imported == {"__future__", "collections", "enum", "itertools", "re", "typing"}
+    assert imported == {"__future__", "collections", "enum", "itertools", "json", "re", "typing"}
     assert HOME.read_bytes() == COPY.read_bytes()
     assert launcher_vllm.parse_count("8k") == vllm.parse_count("8k") == 8000
 

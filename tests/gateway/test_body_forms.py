@@ -13,7 +13,7 @@ from plimsoll.core.types import MediaKind
 from plimsoll.gateway.api_routes import ROUTES, BodyForm
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.media_parts import DEFAULT_TOKENS, image_tokens
-from plimsoll.gateway.picture_tokens import PictureFamily
+from plimsoll.gateway.picture_tokens import PictureFamily, PictureRule
 from plimsoll.gateway.prefix_hash import block_hashes
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from tests.gateway.test_media_parts import png, webp
@@ -184,9 +184,9 @@ def test_embedded_picture_has_tokens_of_its_family() -> None:
     url = f"data:image/png;base64,{base64.b64encode(png(560, 280)).decode()}"
     part = {"type": "image_url", "image_url": {"url": url}}
     found = read(EMBEDDINGS, messages=[{"role": "user", "content": [part]}])
-    assert found.for_family(PictureFamily.GEMMA).media_tokens == {MediaKind.IMAGE: 256}
+    assert found.for_model(PictureRule(PictureFamily.GEMMA)).media_tokens == {MediaKind.IMAGE: 256}
     several = read(EMBEDDINGS, input=["a", "b"])
-    assert several.for_family(PictureFamily.GEMMA) is several
+    assert several.for_model(PictureRule(PictureFamily.GEMMA)) is several
 
 
 def test_sound_without_media_type_stays_sound() -> None:

@@ -22,7 +22,6 @@ from plimsoll.gateway.media_parts import (
     split_media,
     split_messages,
 )
-from plimsoll.gateway.picture_tokens import MAX_TOKENS
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 
 NOISE = random.Random(1).randbytes(400_000)
@@ -90,10 +89,22 @@ def test_image_counts_by_its_pixels(data: bytes) -> None:
     assert parts.text_bytes < 200
 
 
+@pytest.mark.parametrize("size", [40, 100, 400, 1000])
+@pytest.mark.parametrize("others", [0, 30_000])
+def test_small_picture_counts_by_its_pixels(size: int, others: int) -> None:
+    icon = png(32, 32, size)
+    bare = {"type": "image", "source": {"media_type": "image/png", "data": base64.b64encode(icon).decode()}}
+    photo = [image(png(280, 280, others))] if others else []
+    parts = split(json.dumps([{"role": "user", "content": [*photo, image(icon), bare, QUESTION]}]).encode())
+    assert parts.media_tokens == {MediaKind.IMAGE: 2 * 4 + 100 * len(photo)}
+    assert parts.pictures.others == 0
+    assert parts.text_bytes < 400
+
+
 def test_image_tokens_are_patches_within_bounds() -> None:
     assert image_tokens(28, 28) == 4
-    assert image_tokens(1024, 768) == 37 * 28
-    assert image_tokens(20_000, 20_000) == MAX_TOKENS
+    assert image_tokens(1024, 768) == 37 * 27
+    assert image_tokens(20_000, 20_000) == 128 * 128
 
 
 @pytest.mark.parametrize(
@@ -255,7 +266,7 @@ def test_any_image_header_is_measured(head: bytes, cut: int) -> None:
     for start in (b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"RIFF1234WEBP", b"GIF8", b""):
         raw = messages(image((start + head)[cut:] + bytes(3000)))
         tokens = split(raw).media_tokens[MediaKind.IMAGE]
-        assert 4 <= tokens <= MAX_TOKENS
+        assert 4 <= tokens <= 16_384
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,8 @@ class Engine:
     not set it. queue_limit: sequences that it accepts at once, running and queued, by its arguments, a default, and
     queued ones per running one; None: no limit. token_budget, kv_tokens: tokens that it computes in a step, and that
     its KV cache holds, by its arguments, None if they do not set it. default_token_budget: for the former.
+    pixel_bounds: pixels to which its arguments have pictures scaled, at least and at most, None if they do not say;
+    raises ValueError for arguments with which it does not start.
     """
 
     name: str
@@ -203,6 +205,7 @@ class Engine:
     token_budget: Callable[[Sequence[object]], int | None] = _no_count
     default_token_budget: int | None = None
     kv_tokens: Callable[[Sequence[object]], int | None] = _no_count
+    pixel_bounds: Callable[[Sequence[object]], tuple[int | None, int | None]] = lambda args: (None, None)
 
     def all_args(self, args: Sequence[object], env: object) -> tuple[object, ...]:
         """The arguments, after those that environment variables set; of two equal flags the last counts.

@@ -97,6 +97,7 @@ VLLM: Final = Engine(
     max_model_len=_max_model_len,
     queue_limit=_queue_limit,
     token_budget=_token_budget,
+    pixel_bounds=vllm.pixel_bounds,
 )
 SIMULATED: Final = replace(
     VLLM,

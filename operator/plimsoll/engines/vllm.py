@@ -14,10 +14,11 @@ has one. Short names of flags are not read.
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 MAX_NUM_SEQS: Final = "--max-num-seqs"
 MAX_NUM_BATCHED_TOKENS: Final = "--max-num-batched-tokens"
@@ -71,6 +72,8 @@ ENABLE_LORA: Final = "--enable-lora"
 MAX_LORAS: Final = "--max-loras"
 MAX_LORA_RANK: Final = "--max-lora-rank"
 MAX_CPU_LORAS: Final = "--max-cpu-loras"
+PROCESSOR_KWARGS: Final = "--mm-processor-kwargs"  # a JSON object: how pictures are scaled
+_PIXEL_KEYS: Final = (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))  # the latter in `size`
 RESERVED_FLAGS: Final = (
     HOST, PORT, "--uds", "--model", SERVED_MODEL_NAME, REVISION, KV_TRANSFER_CONFIG, MIDDLEWARE, SHUTDOWN_TIMEOUT,
     SSL_KEY_FILE, SSL_CERTIFICATE_FILE, "--root-path", "--api-key", HEADLESS,
@@ -90,6 +93,7 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS_OTHERS: Final = 2048
 _LARGE_GPU_BYTES: Final = 70 * 2**30
 DISAGGREGATED_BLOCK_TOKENS: Final = 128  # Plimsoll's choice for prefill and decode engines
 MIN_QUEUE_LIMIT: Final = 64  # sequences; Plimsoll's choice
+MAX_PIXELS: Final = 10**9  # of a picture; a million tokens for Qwen-VL
 
 KV_CONNECTOR: Final = "NixlConnector"
 KV_PRODUCER: Final = "kv_producer"
@@ -224,3 +228,72 @@ def schedules_by_priority(args: Iterable[object]) -> bool:
 def has_flag(args: Iterable[object], flag: str) -> bool:
     """Whether the arguments set a flag, with or without a value."""
     return any(flag_name(str(argument)) == flag for argument in args)
+
+
+def processor_kwargs(args: Iterable[object]) -> Mapping[str, Any]:
+    """The value of PROCESSOR_KWARGS; `--mm-processor-kwargs.KEY VALUE` replaces that of the flag itself, as in vLLM.
+
+    Raises ValueError if it is no JSON object.
+    """
+    whole: object = {}
+    by_key: dict[str, Any] = {}
+    for argument, following in itertools.pairwise([*map(str, args), "--"]):
+        if flag_name(argument) != PROCESSOR_KWARGS:
+            continue
+        name, equals, value = argument.partition("=")
+        text = value if equals else following
+        _, *keys = name.split(".")
+        if not keys:
+            whole = _json(text, f"{PROCESSOR_KWARGS} must be a JSON object")
+            continue
+        inner = by_key
+        for key in keys[:-1]:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise ValueError(f"{PROCESSOR_KWARGS}.{key} has a value and keys")
+        inner[keys[-1]] = _json_or_text(text)
+    if not isinstance(whole, dict):
+        raise ValueError(f"{PROCESSOR_KWARGS} must be a JSON object, not {json.dumps(whole)[:80]}")
+    return by_key or whole
+
+
+def pixel_bounds(args: Iterable[object]) -> tuple[int | None, int | None]:
+    """The fewest and the most pixels to which an engine with these arguments scales a picture; None for the model's.
+
+    Raises ValueError that names the key and its value.
+    """
+    kwargs = processor_kwargs(args)
+    images = kwargs.get("images_kwargs")
+    scopes = [scope for scope in (kwargs, images) if isinstance(scope, dict)]
+    found: list[int | None] = []
+    for key, edge in _PIXEL_KEYS:
+        bound = None
+        for scope in scopes:  # the later and the first key of a scope win
+            size = scope.get("size")
+            bound = _pixels(f"size.{edge}", size.get(edge) if isinstance(size, dict) else None) or bound
+            bound = _pixels(key, scope.get(key)) or bound
+        found.append(bound)
+    return found[0], found[1]
+
+
+def _pixels(key: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PIXELS:
+        shown = json.dumps(value)[:80]
+        raise ValueError(f"{key} in {PROCESSOR_KWARGS} must be a whole number from 1 to {MAX_PIXELS}, not {shown}")
+    return value
+
+
+def _json(text: str, says: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{says}, not {text[:80]}: {error}") from error
+
+
+def _json_or_text(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text if (count := parse_count(text)) is None else count

@@ -23,7 +23,7 @@ from xxhash import xxh3_64_digest
 
 from plimsoll.core.types import MediaKind
 from plimsoll.gateway.byte_search import count_unicode_escapes, has_unicode_escape
-from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, Pictures, picture_tokens
+from plimsoll.gateway.picture_tokens import DEFAULT_RULE, Pictures
 from plimsoll.gateway.sound_length import TOKENS_PER_SECOND, sound_seconds
 
 DEFAULT_TOKENS: Final = {MediaKind.IMAGE: 1024, MediaKind.AUDIO: 500, MediaKind.VIDEO: 4096}  # of a part behind a URL
@@ -38,6 +38,7 @@ LONG_TEXT_BYTES: Final = 64 * 1024  # in a longer text, parts behind URLs do not
 
 _KEY: Final = re.compile(rb'"(url|image_url|audio_url|video_url|data|file_data)"\s*:\s*"\Z')
 _KEY_BYTES: Final = 40
+_SMALL_STRING: Final = re.compile(rb'"(?:url|image_url|data)"\s*:\s*"([^"]{60,2047})"')  # between two probes
 _MEDIA_SIGNS: Final = b'_url"', b'"input_audio"', b'"file_data"', b'"source"'  # a text without them has no media
 _PART_LIST: Final = re.compile(rb'\[\s*["{]')  # vLLM takes text as a part too
 _IMAGE_PART: Final = re.compile(rb'"type"\s*:\s*"image"')  # of Anthropic's API, with base64 text or a URL
@@ -96,6 +97,10 @@ def split_media(text: bytes, max_prefix: int) -> MessageParts:
         counts[blob.kind] += 1
         tokens[blob.kind] += count
     if len(rest) <= LONG_TEXT_BYTES:
+        small = _small_pictures(rest, MAX_MEASURED_IMAGES - len(sizes))
+        rest, sizes = _without(rest, [blob for blob, _ in small]), (*sizes, *(size for _, size in small))
+        counts[MediaKind.IMAGE] += len(small)
+        tokens[MediaKind.IMAGE] += sum(image_tokens(*size) for _, size in small)
         for kind, keys in _PART_KEYS.items():
             by_url = sum(rest.count(key) for key in keys) - counts[kind]
             by_url += len(_IMAGE_PART.findall(rest)) if kind is MediaKind.IMAGE else 0
@@ -121,7 +126,7 @@ def utf8_bytes(text: bytes) -> int:
 
 def image_tokens(width: int, height: int) -> int:
     """Returns the tokens of a picture of so many pixels before its model is known."""
-    return picture_tokens(DEFAULT_FAMILY, width, height)
+    return DEFAULT_RULE.tokens(width, height)
 
 
 def _find_blobs(text: bytes) -> Iterator[_Blob]:
@@ -139,6 +144,18 @@ def _find_blobs(text: bytes) -> Iterator[_Blob]:
                 yield _Blob(kind, start, end)
             position = end
         position += step
+
+
+def _small_pictures(text: bytes, most: int) -> list[tuple[_Blob, tuple[int, int]]]:
+    """Returns pictures that no probe met, such as icons, and their sizes."""
+    found: list[tuple[_Blob, tuple[int, int]]] = []
+    for match in _SMALL_STRING.finditer(text):
+        if len(found) >= most:
+            break
+        start, end = match.span(1)
+        if _media_kind(text, start, end) is MediaKind.IMAGE and (size := _image_size(text, start, end)) is not None:
+            found.append((_Blob(MediaKind.IMAGE, start, end), size))
+    return found
 
 
 def _media_kind(text: bytes, start: int, end: int) -> MediaKind | None:

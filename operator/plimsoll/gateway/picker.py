@@ -187,7 +187,7 @@ class Picker:
             rejection = error_messages.too_many_completions(parsed.model, parsed.n, limit)
             return self.reject(rejection, route.shape, service.key)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
-        parsed, digest = parsed.for_family(service.pictures), body_digest(body, self.digest_seed)
+        parsed, digest = parsed.for_model(service.pictures), body_digest(body, self.digest_seed)
         ctx = new_context(request_id, parsed, service.key, digest, size_of(body), headers, identity, now, route)
         ctx.adapter = service.adapters.get(parsed.model)
         self.attributes.set_context(ctx)

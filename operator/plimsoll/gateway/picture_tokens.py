@@ -4,8 +4,8 @@ Problem: a picture of 1280 x 720 pixels has 1,196 tokens for Qwen2.5-VL, 256 for
 rules differ in shape, so that no ratio to one of them is right for pictures of several sizes.
 
 Idea: the repository's name of a model tells its family. The rules are those of the models' own processors, without the
-few tokens around a picture. A model of no known family has Qwen-VL's, and the ratio that its engines show
-(`core.demand.token_ratios`).
+few tokens around a picture. The pixels to which Qwen-VL scales a picture may be bounded by the engine's arguments. A
+model of no known family has Qwen-VL's rule, and the ratio that its engines show (`core.demand.token_ratios`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-MIN_TOKENS: Final = 4
-MAX_TOKENS: Final = 16_384  # Qwen-VL scales larger pictures down to so many patches
+from plimsoll.adapters.normalize import value_at
+from plimsoll.engines.registry import engine_named
+
+MAX_SIDES: Final = 200  # times the other side; Qwen-VL refuses longer pictures
 UNKNOWN_SIZE: Final = (896, 896)  # of a picture behind a URL: 1,024 tokens for Qwen2.5-VL
 
 
@@ -45,14 +47,39 @@ _NAMES: Final = (
 )
 
 
+class PictureRule(NamedTuple):
+    """How a model reads pictures: its family, and the pixels to which an engine scales one, None for the model's."""
+
+    family: PictureFamily = DEFAULT_FAMILY
+    least_pixels: int | None = None
+    most_pixels: int | None = None
+
+    def tokens(self, width: int, height: int) -> int:
+        """Returns the tokens of a picture of so many pixels."""
+        scaling = _SCALINGS.get(self.family)
+        if scaling is None:
+            return _RULES[self.family](width, height)
+        least, most = self.least_pixels or scaling.least_pixels, self.most_pixels or scaling.most_pixels
+        return _Scaling(scaling.patch, least, most).tokens(width, height)
+
+
+DEFAULT_RULE: Final = PictureRule()
+
+
+def picture_rule(service: object) -> PictureRule:
+    """Returns the rule of an InferenceService. Arguments with which its engines do not start bound no pixels."""
+    args, env, runtime = (value_at(service, "spec", "engine", name) for name in ("args", "env", "runtime"))
+    engine = engine_named(runtime if isinstance(runtime, str) else None)
+    try:
+        bounds = engine.pixel_bounds(engine.all_args(args if isinstance(args, list) else (), env))
+    except ValueError:
+        bounds = (None, None)
+    return PictureRule(family_of(str(value_at(service, "spec", "model", "uri"))), *bounds)
+
+
 def family_of(model_uri: str) -> PictureFamily:
     """Returns the family of a model by its location, the default one if the name tells none."""
     return next((family for pattern, family in _NAMES if pattern.search(model_uri)), DEFAULT_FAMILY)
-
-
-def picture_tokens(family: PictureFamily, width: int, height: int) -> int:
-    """Returns the tokens of a picture of so many pixels."""
-    return min(max(_RULES[family](width, height), MIN_TOKENS), MAX_TOKENS)
 
 
 class Pictures(NamedTuple):
@@ -61,17 +88,34 @@ class Pictures(NamedTuple):
     sizes: tuple[tuple[int, int], ...] = ()
     others: int = 0
 
-    def tokens(self, family: PictureFamily) -> int:
-        """Returns the tokens of all pictures for a model of this family."""
-        measured = sum(picture_tokens(family, *size) for size in self.sizes)
-        return measured + self.others * picture_tokens(family, *UNKNOWN_SIZE)
+    def tokens(self, rule: PictureRule) -> int:
+        """Returns the tokens of all pictures for a model with this rule."""
+        return sum(rule.tokens(*size) for size in self.sizes) + self.others * rule.tokens(*UNKNOWN_SIZE)
 
 
-def _qwen(patch: int) -> Callable[[int, int], int]:
-    def tokens(width: int, height: int) -> int:
-        return -(-width // patch) * -(-height // patch)
+class _Scaling(NamedTuple):
+    """Qwen-VL's: both sides are rounded to whole patches, and the area is kept between two bounds."""
 
-    return tokens
+    patch: int
+    least_pixels: int
+    most_pixels: int
+
+    def tokens(self, width: int, height: int) -> int:
+        width, height = min(width, MAX_SIDES * height), min(height, MAX_SIDES * width)
+        patches = round(width / self.patch) * round(height / self.patch)
+        if patches * self.patch**2 > self.most_pixels:
+            scale = math.sqrt(self.most_pixels / (width * height)) / self.patch
+            return max(1, math.floor(width * scale)) * max(1, math.floor(height * scale))
+        if patches * self.patch**2 < self.least_pixels:
+            scale = math.sqrt(self.least_pixels / (width * height)) / self.patch
+            return math.ceil(width * scale) * math.ceil(height * scale)
+        return patches
+
+
+_SCALINGS: Final = {
+    PictureFamily.QWEN_28: _Scaling(28, 56 * 56, 16_384 * 28 * 28),
+    PictureFamily.QWEN_32: _Scaling(32, 256 * 256, 16_384 * 32 * 32),
+}
 
 
 def _pixtral(patch: int, longest: int) -> Callable[[int, int], int]:
@@ -128,8 +172,6 @@ def _internvl(width: int, height: int) -> int:
 
 
 _RULES: Final[dict[PictureFamily, Callable[[int, int], int]]] = {
-    PictureFamily.QWEN_28: _qwen(28),
-    PictureFamily.QWEN_32: _qwen(32),
     PictureFamily.GEMMA: _gemma,
     PictureFamily.LLAMA: _llama,
     PictureFamily.INTERNVL: _internvl,

@@ -32,7 +32,7 @@ from plimsoll.gateway.body_forms import (
 from plimsoll.gateway.byte_search import count_bytes
 from plimsoll.gateway.duplicate_keys import find_duplicate, needs_strict_parse, strip_value
 from plimsoll.gateway.errors import Rejection, RejectionReason
-from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, Pictures
+from plimsoll.gateway.picture_tokens import DEFAULT_RULE, PictureRule, Pictures
 from plimsoll.gateway.request_body import MAX_WHOLE_BYTES, Body, whole
 
 LARGE_BODY_BYTES = 64 * 1024  # a strict parse, or one of many values, of a larger body runs in a worker process
@@ -69,11 +69,11 @@ class ParsedRequest(msgspec.Struct):
     output_limits: Mapping[str, object] = {}
     pictures: Pictures = Pictures()
 
-    def for_family(self, family: PictureFamily) -> ParsedRequest:
-        """Returns the request with the tokens that its pictures have for a model of this family."""
-        if family is DEFAULT_FAMILY or self.pictures == Pictures():
+    def for_model(self, rule: PictureRule) -> ParsedRequest:
+        """Returns the request with the tokens that its pictures have for a model with this rule."""
+        if rule == DEFAULT_RULE or self.pictures == Pictures():
             return self
-        before, tokens = self.media_tokens.get(MediaKind.IMAGE, 0), self.pictures.tokens(family)
+        before, tokens = self.media_tokens.get(MediaKind.IMAGE, 0), self.pictures.tokens(rule)
         prompt = self.prompt._replace(tokens=min(max(0, self.prompt.tokens - before) + tokens, MAX_REQUEST_TOKENS))
         return msgspec.structs.replace(self, prompt=prompt, media_tokens={**self.media_tokens, MediaKind.IMAGE: tokens})
 

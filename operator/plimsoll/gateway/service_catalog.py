@@ -32,7 +32,7 @@ from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admi
 from plimsoll.gateway.api_routes import ApiRoute
 from plimsoll.gateway.engine_slices import JoinedEngine, SliceEngine, engines_of, joined
 from plimsoll.gateway.handover import keep_last, wanted_roles
-from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, family_of
+from plimsoll.gateway.picture_tokens import DEFAULT_RULE, PictureRule, picture_rule
 from plimsoll.resources import object_meta
 from plimsoll.telemetry import gateway_metrics
 
@@ -72,7 +72,7 @@ class ServiceEntry:
     names: tuple[str, ...]
     created: int
     task: Task = Task.GENERATE
-    pictures: PictureFamily = DEFAULT_FAMILY
+    pictures: PictureRule = DEFAULT_RULE
     endpoints: tuple[Endpoint, ...] = ()
     max_sequences: int = DEFAULT_ENGINE.default_sequences
     max_queued: int = MAX_REQUEST_SEQUENCES
@@ -332,7 +332,7 @@ class CatalogBuilder:
             adapters=_adapters(obj, state.claims[1:], state.names[1:]),
             created=_unix(claim.created),
             task=_task(obj),
-            pictures=family_of(str(value_at(obj, "spec", "model", "uri"))),
+            pictures=picture_rule(obj),
             endpoints=tuple(endpoints if deleted else keep_last(endpoints, waiting, wanted_roles(obj))),
             max_sequences=_max_sequences(obj),
             max_queued=max((one.template.max_queued for one in engines), default=MAX_REQUEST_SEQUENCES),

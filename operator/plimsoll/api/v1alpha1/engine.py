@@ -16,6 +16,7 @@ from plimsoll.api.v1alpha1.adapters import LoraSpec
 from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, matching, not_matching
 from plimsoll.api.v1alpha1.engine_features import needs, needs_image, reserved_args, variable_rules
 from plimsoll.api.v1alpha1.pod_overrides import ObjectName
+from plimsoll.api.v1alpha1.processor_rules import PROCESSOR_RULES
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, duration_rules
 from plimsoll.api.v1alpha1.speculative import SpeculativeSpec
 from plimsoll.core import units
@@ -249,6 +250,7 @@ class EngineSpec(ApiModel):
     rules: ClassVar[tuple[ValidationRule[EngineSpec], ...]] = (
         *reserved_args(),
         *variable_rules(),
+        *PROCESSOR_RULES,
         needs_image(),
         _own(Feature.OWN_SERVER, "command", lambda own: "command" in own.model_fields_set),
         _own(Feature.OWN_SERVER, "port", lambda own: own.port is not None),
