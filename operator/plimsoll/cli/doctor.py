@@ -29,6 +29,7 @@ from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api import labels
 from plimsoll.api.conditions import ABNORMAL_TRUE, ConditionReason
 from plimsoll.cli import cluster, kubeconfig
+from plimsoll.cli.explain import skipped_prefill
 from plimsoll.cli.findings import NODES, NOTE, PROBLEM, UNCHECKED, Finding, print_findings, read_all
 from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_number, get_text
 from plimsoll.cli.output import format_age
@@ -124,6 +125,7 @@ def diagnose(patient: Patient, operator_namespace: str, now_s: float) -> list[Fi
         *_placement(patient),
         *foreign_writers(patient.service, patient.workloads, patient.autoscalers or ()),
         *_bypassed_gateways(patient),
+        *_skipped_prefill(patient),
         *_unused_pool(patient),
         *_warnings(patient, now_s),
     ]
@@ -241,6 +243,14 @@ def _bypassed_gateways(patient: Patient) -> Iterable[Finding]:
         message = f"engines run {format_figure(running)} requests, and no gateway has sent one: demand is not seen"
         remedy = f"send requests to status.url ({get_text(patient.service, 'status', 'url') or 'unknown'})"
         yield Finding(PROBLEM, "traffic", message, remedy)
+
+
+def _skipped_prefill(patient: Patient) -> Iterable[Finding]:
+    """Requests of a pair that its router, or a client, has sent to decode engines alone."""
+    if figures := skipped_prefill(get_mapping(patient.document, "metrics", "gateways")):
+        message = f"{figures}: they size decode, and TTFT lacks them"
+        remedy = "if the router should not do so, check that it reaches ready prefill engines, and who bypasses it"
+        yield Finding(NOTE, "traffic", message, remedy)
 
 
 def _unused_pool(patient: Patient) -> Iterable[Finding]:
