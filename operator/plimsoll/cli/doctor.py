@@ -46,6 +46,9 @@ MAX_FINDINGS_PER_KIND: Final = 5
 EVENT_AGE_S: Final = 3600.0
 _EVENT_TIMES: Final = (("series", "lastObservedTime"), ("lastTimestamp",), ("eventTime",))  # one or several are set
 _IMAGE: Final = re.compile(r"\(image [^()]*\)$")  # the end of a message about an image that cannot be pulled
+_CHOSEN_REASONS: Final = frozenset(  # of scaling that the user has turned off
+    {ConditionReason.RECOMMEND_ONLY, ConditionReason.SCALING_OFF, ConditionReason.PAUSED}
+)
 _START_REASONS: Final = frozenset({"Starting", "DemandUnknown"})
 _OPERATOR_LOGS: Final = "see the operator's log: kubectl -n {} logs deploy/plimsoll-operator --tail=100"
 
@@ -156,7 +159,9 @@ def _conditions(patient: Patient) -> Iterable[Finding]:
             if message in causes:  # Ready and the condition of a tier tell of one problem
                 continue
             causes.add(message)
-            is_note = kind == "Reconciling" or (is_starting and get_text(one, "reason") in _START_REASONS)
+            reason = get_text(one, "reason")
+            is_note = kind == "Reconciling" or reason in _CHOSEN_REASONS
+            is_note = is_note or (is_starting and reason in _START_REASONS)
             yield Finding(NOTE if is_note else PROBLEM, kind, message, _pod_remedy(one, patient))
         elif status == "Unknown":
             yield Finding(NOTE, kind, message)
