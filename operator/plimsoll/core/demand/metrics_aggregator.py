@@ -134,6 +134,7 @@ class MetricsAggregator:
                 queued_work_s=unavailable,
                 reserved_work_s=unavailable,
                 in_flight=unavailable,
+                is_measured_at_engines=self._arrivals is not None,
             )
         sample, last_minute = self._gateways.latest_sample(now_s), self._gateways.last_minute.total(now_s)
         gauges = self._gateways.gauges(now_s, gateways)
