@@ -246,3 +246,34 @@ async def test_prefill_and_decode_of_two_models_are_no_pair() -> None:
     ]
     made = await adopt(found, *(workload("deployments", role) for role in ("prefill", "decode")))
     assert [text.partition("not adopted: ")[2][:11] for text in made] == ["its role is"] * 2
+
+
+HPAS = "/apis/autoscaling/v2/namespaces/team/horizontalpodautoscalers"
+
+
+async def test_autoscaler_of_the_object_is_named() -> None:
+    scaler = {
+        "metadata": {"name": "theirs", "namespace": "team"},
+        "spec": {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "llm"}},
+    }
+    found = [pod(owned_by=owner("StatefulSet", "llm"), **VLLM)]
+    note = "# HorizontalPodAutoscaler theirs scales it: mode Auto would yield to it\n"
+    for autoscalers, is_named in (([scaler], True), ([], False)):
+        [text] = await adopt(found, workload("statefulsets", "llm"), {HPAS: {"items": autoscalers}})
+        assert (note in text) is is_named
+    [text] = await adopt(found, workload("statefulsets", "llm"), {HPAS: Forbidden("no", 403)})
+    assert "# HorizontalPodAutoscalers: could not be read, and one may scale it\n" in text
+
+
+async def test_chart_value_for_other_kinds_is_named() -> None:
+    group = "/apis/fleets.example.dev/v1"
+    kinds = (("modelfleets", "ModelFleet"), ("modelfleets/scale", "Scale"))
+    resources = [{"name": name, "kind": kind, "namespaced": True} for name, kind in kinds]
+    fleet = {"metadata": {"name": "llm", "namespace": "team"}, "spec": {"replicas": 1}}
+    answers = {group: {"resources": resources}, f"{group}/namespaces/team/modelfleets/llm": fleet}
+    owned_by = {**owner("ModelFleet", "llm"), "apiVersion": "fleets.example.dev/v1"}
+    value = "the chart value targets.resources needs {apiGroup: fleets.example.dev, resources: [modelfleets]}"
+    [text] = await adopt([pod(owned_by=owned_by, **VLLM)], answers)
+    assert value in text
+    [text] = await adopt([pod(owned_by=owner("StatefulSet", "llm"), **VLLM)], workload("statefulsets", "llm"))
+    assert "targets.resources" not in text

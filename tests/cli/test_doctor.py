@@ -335,3 +335,10 @@ def test_findings_print_problems_first_with_their_remedy() -> None:
         "unchecked nodes forbidden",
     ]
     assert exit_status(findings) == 1
+
+
+@pytest.mark.parametrize("reason", ["RecommendOnly", "ScalingOff", "Paused"])
+def test_doctor_mode_that_the_user_chose_is_no_problem(reason: str) -> None:
+    stated = {"type": "ScalingInactive", "status": "True", "reason": reason, "message": "so"}
+    [(level, subject, _)] = findings_of(healthy(service=service(stated)))
+    assert (level, subject) == (NOTE, "ScalingInactive")

@@ -252,3 +252,11 @@ async def test_status_starting_replicas_are_summarised(starting: Any, words: str
 async def test_status_age_format(made: Any, words: str) -> None:
     odd = {**FRESH, "metadata": FRESH["metadata"] | {"creationTimestamp": made}}
     assert (await shown(odd, name=None))[1].split()[-2] == words
+
+
+async def test_target_without_a_port_has_no_url_to_wait_for() -> None:
+    unrouted, routed = {"serve": {}}, {"serve": {"port": 8000}}
+    for targets, url in ((unrouted, "no URL: requests do not pass gateways"), (routed, "no URL yet")):
+        service = {**FRESH, "spec": {"targets": targets}}
+        [first, *_] = await shown(service, name="fresh")
+        assert first == f"team/fresh  {url}"

@@ -18,7 +18,8 @@ ROLES = ("prefill", "decode")
 
 
 class AdoptedPair(AdoptedFleet):
-    """Deployments `llm-prefill` and `llm-decode`. counts: their replicas; rate: requests per second of the pair."""
+    """Deployments `llm-prefill` and `llm-decode`. counts: their replicas; rate: requests per second of the pair;
+    skipping: those that reach decode engines alone, per second."""
 
     def __init__(self, rate: float = 0.0, **edits: Any) -> None:
         self.counts = dict.fromkeys(ROLES, 1)
@@ -26,6 +27,7 @@ class AdoptedPair(AdoptedFleet):
         self.selectors = {role: f"app=llm,role={role}" for role in ROLES}
         self.reporting: tuple[str, ...] = ROLES  # roles whose engines answer
         self.role_writes: list[tuple[str, int]] = []
+        self.skipping = self._skipped = 0.0
         targets = adopted_pair(**{f"spec.targets.{role}.maxReplicas": 9 for role in ROLES})["spec"]["targets"]
         super().__init__(rate, **{"spec.targets": targets, **edits})
 
@@ -81,7 +83,8 @@ class AdoptedPair(AdoptedFleet):
         for role in self.reporting:
             for number in range(self.counts[role]):
                 name = f"llm-{role}-{number}"
-                count = self._counts[name] = self._counts.get(name, 0.0) + self.rate / self.counts[role]
+                rate = self.rate + (self.skipping if role == Role.DECODE else 0.0)
+                count = self._counts[name] = self._counts.get(name, 0.0) + rate / self.counts[role]
                 if int(self.now_s - NOW_S) % 2 == 0:
                     ttft = BucketCounts((0.1, 1.0, INFINITE), (0.0, count, 0.0), 0.3 * count)
                     counted = replace(
@@ -89,5 +92,8 @@ class AdoptedPair(AdoptedFleet):
                     )
                     if role == Role.PREFILL:
                         counted = replace(counted, tpot_s=None, itl_s=None, generated_tokens=count)
-                    running = 4.0 if self.rate else 0.0
+                    else:
+                        skipped = self._skipped = self._skipped + 2.0 * self.skipping / self.counts[role]
+                        counted = replace(counted, local_prompt_tokens=500.0 * skipped)
+                    running = 4.0 if rate else 0.0
                     self.scaler.observe_engine(KEY, Role(role), replace(counted, running=running))

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from plimsoll.cli.explain import render_document
+from plimsoll.cli.doctor import Patient, diagnose
+from plimsoll.cli.explain import render_document, skipped_prefill
+from plimsoll.cli.findings import NOTE
 from plimsoll.cli.output import Screen
 from tests.controllers.adopted_fleet import KEY
 from tests.controllers.adopted_pair import ROLES, AdoptedPair
@@ -108,3 +110,32 @@ async def test_explanation_says_what_the_ttft_of_a_pair_lacks() -> None:
     lines = "\n".join(render_document(fleet.scaler.explain(KEY), Screen()))
     assert re.search("demand +.*counted at prefill engines, whose TTFT lacks the", lines)
     assert "gateways" not in lines
+
+
+async def test_requests_that_skip_prefill_size_decode_and_are_shown() -> None:
+    fleet = AdoptedPair(rate=30.0)
+    await fleet.run(90)
+    without = {role: fleet.recommended(role) for role in ROLES}
+    fleet.skipping = 90.0
+    await fleet.run(240)
+    assert fleet.recommended("decode") >= 3 * without["decode"]
+    document = fleet.scaler.explain(KEY)
+    lines = " ".join("\n".join(render_document(document, Screen())).split())
+    figures = skipped_prefill(document["metrics"]["gateways"])
+    assert re.match("9[0-4] req/s more, 75% of the decode engines' requests, skip prefill", figures)
+    assert figures in lines
+    [finding] = [
+        one for one in diagnose(Patient(fleet.object, document=document), "ns", 0.0) if one.subject == "traffic"
+    ]
+    assert finding.level == NOTE
+    assert finding.message.startswith(f"{figures}: they size decode")
+    fleet.skipping = 0.0
+    await fleet.run(90)
+    assert "skip prefill" not in "\n".join(render_document(fleet.scaler.explain(KEY), Screen()))
+
+
+async def test_decode_is_sized_if_all_requests_skip_prefill() -> None:
+    fleet = AdoptedPair(rate=0.0)
+    fleet.skipping = 60.0
+    await fleet.run(120)
+    assert (fleet.recommended("prefill"), fleet.recommended("decode") > 1) == (1, True)

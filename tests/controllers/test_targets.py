@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
+from plimsoll.cli.explain import render_document
+from plimsoll.cli.output import Screen
 from plimsoll.controllers.autoscale.signal_health import UNSELECTED_SECONDS
 from plimsoll.controllers.targets.target_state import WriterCause, applying_manager, autoscaler_of, later_writer
 from tests.api.manifests import adopted
@@ -248,7 +251,7 @@ async def test_pod_selector_that_matches_nothing_is_named() -> None:
     fleet = AdoptedFleet(replicas=2, **{"spec.targets.serve.podSelector": "app=other"})
     fleet.selected["app=other"] = 0
     await fleet.run(int(UNSELECTED_SECONDS))
-    assert fleet.condition("MetricsDegraded")[1] == "MetricsMissing"
+    assert fleet.condition("MetricsDegraded")[1] == ""
     await fleet.run(3)
     status, reason, message = fleet.condition("MetricsDegraded")
     assert (status, reason) == ("True", "LabelsMatchNothing")
@@ -258,7 +261,7 @@ async def test_pod_selector_that_matches_nothing_is_named() -> None:
     await fleet.run(2)
     assert fleet.condition("MetricsDegraded")[1] != "LabelsMatchNothing"
     lost = [event["message"] for event in fleet.events if event["reason"] == "MetricsLost"]
-    assert [message.partition(" ")[0] for message in lost] == ["no", "for"]
+    assert [message.partition(" ")[0] for message in lost] == ["for"]
 
 
 async def test_second_service_of_a_target_is_refused() -> None:
@@ -368,3 +371,19 @@ def test_writers_by_managed_fields(entries: list[tuple[str, str]], applied: str 
     if found is not None and later is not None:
         assert found.cause is WriterCause.LATER_WRITE
         assert found.name.startswith(later)
+
+
+@pytest.mark.parametrize("fault", ["forbidden", "labels"])
+async def test_port_is_not_blamed_while_no_engine_is_known(fault: str) -> None:
+    fleet = AdoptedFleet(rate=10.0)
+    if fault == "forbidden":
+        fleet.forbidden = {"deployments"}
+    else:
+        fleet.edit(**{"spec.targets.serve.podSelector": "app=wrong"})
+        fleet.selected["app=wrong"] = 0
+    await fleet.run(25)
+    assert fleet.condition("Ready")[0] == "False"
+    assert "metricsPort" not in fleet.condition("MetricsDegraded")[2]
+    demand = "\n".join(render_document(fleet.scaler.explain(KEY), Screen()))
+    assert re.search("demand +unknown", demand)
+    assert "gateways" not in demand

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ from typing import Any, Final
 import yaml
 
 from plimsoll.adapters.engine_of_pod import command_line
-from plimsoll.adapters.kube_client import PODS, KubeClient, Resource
+from plimsoll.adapters.kube_client import HORIZONTALPODAUTOSCALERS, PODS, KubeClient, Resource
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
+from plimsoll.api.v1alpha1.targets import ScaleTargetRef
 from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS
 from plimsoll.cli import adopt_platforms, cluster
 from plimsoll.cli.kubeconfig import current_namespace
@@ -30,6 +32,7 @@ from plimsoll.cli.manifests import service_name
 from plimsoll.cli.metric_pages import FoundPages, MetricsPage, find_pages, owner_key
 from plimsoll.cli.output_files import print_text
 from plimsoll.cli.placement import GPU_RESOURCE
+from plimsoll.controllers.targets.target_state import autoscaler_of
 from plimsoll.core.errors import ClusterError, Forbidden, InvalidSpec, NotFound, PlimsollError
 from plimsoll.engines import vllm
 from plimsoll.engines.engine import Feature
@@ -65,13 +68,14 @@ class AdoptCommandError(PlimsollError):
 class Fleet:
     """Engines of one object. owner: that object. pods: its pods with an engine. evidence: why they are engines.
 
-    page: their metrics page, None if it was not read.
+    page: their metrics page, None if it was not read. notes: on what must be known beside its fields.
     """
 
     owner: KubeObject
     pods: list[KubeObject] = field(default_factory=list)
     evidence: str = ""
     page: MetricsPage | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -126,6 +130,7 @@ async def documents(kube: KubeClient, namespace: str | None, *, reads_pages: boo
             (meta["namespace"], owner["kind"], meta["name"]), Fleet(owner, evidence=evidence, page=page)
         )
         fleet.pods.append(pod)
+    await _add_notes(kube, namespace, fleets.values())
     made = [manifest_of(*pair) for pair in paired([fleet for _, fleet in sorted(fleets.items())])]
     unread = []
     if found.unread:
@@ -133,6 +138,29 @@ async def documents(kube: KubeClient, namespace: str | None, *, reads_pages: boo
     return [*made, *others.values(), *unread] or [f"# no engine was found in {place}: {_SIGNS}\n"]
 
 
+async def _add_notes(kube: KubeClient, namespace: str | None, fleets: Iterable[Fleet]) -> None:
+    """Note what scales each fleet, and the permission that the operator lacks. namespace: None for all."""
+    autoscalers: list[KubeObject] | None = None
+    with contextlib.suppress(ClusterError):
+        autoscalers, _ = await kube.list(HORIZONTALPODAUTOSCALERS, namespace)
+    for fleet in fleets:
+        api_version, kind, meta = fleet.owner["apiVersion"], fleet.owner["kind"], fleet.owner["metadata"]
+        if autoscalers is None:
+            fleet.notes.append("HorizontalPodAutoscalers: could not be read, and one may scale it")
+        else:
+            ref = ScaleTargetRef.model_construct(api_version=api_version, kind=kind, name=meta["name"])
+            of_namespace = [one for one in autoscalers if one["metadata"]["namespace"] == meta["namespace"]]
+            if (writer := autoscaler_of(ref, of_namespace)) is not None:
+                fleet.notes.append(f"{writer.name} scales it: mode Auto would yield to it")
+        if (api_version, kind) in _READABLE:
+            continue
+        discovered = await kube.discover(api_version, kind)
+        if discovered is not None:
+            value = f"{{apiGroup: {api_version.rpartition('/')[0]}, resources: [{discovered[0].plural}]}}"
+            fleet.notes.append(f"permission: the chart value targets.resources needs {value}")
+
+
+_READABLE: Final = frozenset({("apps/v1", "Deployment"), ("apps/v1", "StatefulSet")})  # by the chart's defaults
 _SIGNS: Final = (
     "adopt looks for vLLM in images and command lines, for labels of KServe, llm-d, Dynamo and Ray, and with"
     " --metrics-pages at metrics pages"
@@ -203,6 +231,7 @@ def manifest_of(*fleets: Fleet) -> str:
     notes.append(f"slo: a guess ({_TTFT} to the first token, {_TPOT} for each further one); set what your users need")
     notes.append(_pair_note() if len(fleets) > 1 else _port_note(port))
     notes.extend(filter(None, [_writer_note(fleet.owner) for fleet in fleets]))
+    notes.extend(note for fleet in fleets for note in fleet.notes)
     notes.append(
         "mode is Recommend: nothing is written. Set scaling.mode to Auto once the recommendations convince you"
     )
@@ -240,7 +269,7 @@ def _port_note(port: int) -> str:
 def _pair_note() -> str:
     return (
         "prefill and decode: a pair by labels or command lines. Clients keep their route; the TTFT of prefill engines"
-        " lacks the KV transfer, and requests that skip them are not seen"
+        " lacks the KV transfer, and requests that skip them"
     )
 
 

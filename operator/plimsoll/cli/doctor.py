@@ -29,6 +29,7 @@ from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api import labels
 from plimsoll.api.conditions import ABNORMAL_TRUE, ConditionReason
 from plimsoll.cli import cluster, kubeconfig
+from plimsoll.cli.explain import skipped_prefill
 from plimsoll.cli.findings import NODES, NOTE, PROBLEM, UNCHECKED, Finding, print_findings, read_all
 from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_number, get_text
 from plimsoll.cli.output import format_age
@@ -45,6 +46,9 @@ MAX_FINDINGS_PER_KIND: Final = 5
 EVENT_AGE_S: Final = 3600.0
 _EVENT_TIMES: Final = (("series", "lastObservedTime"), ("lastTimestamp",), ("eventTime",))  # one or several are set
 _IMAGE: Final = re.compile(r"\(image [^()]*\)$")  # the end of a message about an image that cannot be pulled
+_CHOSEN_REASONS: Final = frozenset(  # of scaling that the user has turned off
+    {ConditionReason.RECOMMEND_ONLY, ConditionReason.SCALING_OFF, ConditionReason.PAUSED}
+)
 _START_REASONS: Final = frozenset({"Starting", "DemandUnknown"})
 _OPERATOR_LOGS: Final = "see the operator's log: kubectl -n {} logs deploy/plimsoll-operator --tail=100"
 
@@ -124,6 +128,7 @@ def diagnose(patient: Patient, operator_namespace: str, now_s: float) -> list[Fi
         *_placement(patient),
         *foreign_writers(patient.service, patient.workloads, patient.autoscalers or ()),
         *_bypassed_gateways(patient),
+        *_skipped_prefill(patient),
         *_unused_pool(patient),
         *_warnings(patient, now_s),
     ]
@@ -154,7 +159,9 @@ def _conditions(patient: Patient) -> Iterable[Finding]:
             if message in causes:  # Ready and the condition of a tier tell of one problem
                 continue
             causes.add(message)
-            is_note = kind == "Reconciling" or (is_starting and get_text(one, "reason") in _START_REASONS)
+            reason = get_text(one, "reason")
+            is_note = kind == "Reconciling" or reason in _CHOSEN_REASONS
+            is_note = is_note or (is_starting and reason in _START_REASONS)
             yield Finding(NOTE if is_note else PROBLEM, kind, message, _pod_remedy(one, patient))
         elif status == "Unknown":
             yield Finding(NOTE, kind, message)
@@ -241,6 +248,14 @@ def _bypassed_gateways(patient: Patient) -> Iterable[Finding]:
         message = f"engines run {format_figure(running)} requests, and no gateway has sent one: demand is not seen"
         remedy = f"send requests to status.url ({get_text(patient.service, 'status', 'url') or 'unknown'})"
         yield Finding(PROBLEM, "traffic", message, remedy)
+
+
+def _skipped_prefill(patient: Patient) -> Iterable[Finding]:
+    """Requests of a pair that its router, or a client, has sent to decode engines alone."""
+    if figures := skipped_prefill(get_mapping(patient.document, "metrics", "gateways")):
+        message = f"{figures}: they size decode, and TTFT lacks them"
+        remedy = "if the router should not do so, check that it reaches ready prefill engines, and who bypasses it"
+        yield Finding(NOTE, "traffic", message, remedy)
 
 
 def _unused_pool(patient: Patient) -> Iterable[Finding]:

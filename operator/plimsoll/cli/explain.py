@@ -171,8 +171,21 @@ def _gateway_metrics(metrics: Any) -> str:
             f"{format_optional(get_number(metrics, 'queued'))} queued",
             f"{format_optional(get_number(metrics, 'in_flight'))} in flight",
             get_text(metrics, "source") or "",
+            skipped_prefill(metrics),
         ]
     )
+
+
+def skipped_prefill(gateways: Any) -> str:
+    """Return the figures of requests that no prefill engine has seen; empty for none.
+
+    gateways: `metrics.gateways` of the operator's document.
+    """
+    rate, share = (get_number(gateways, "skipped_prefill", name) for name in ("per_s", "share"))
+    if rate is None or share is None:
+        return ""
+    of_decode = f"{share:.0%} of the decode engines' requests"
+    return f"{format_figure(rate)} req/s more, {of_decode}, skip prefill and are prefill work there"
 
 
 def _request_metrics(metrics: Any) -> str:

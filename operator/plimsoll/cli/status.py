@@ -111,10 +111,16 @@ def _epoch_s(time: str | None) -> float | None:
 # ---------------------------------------------------------------- details of one service
 
 
+def _no_url(service: KubeObject) -> str:
+    targets = get_mapping(service, "spec", "targets")
+    is_routed = not targets or get_int(targets, "serve", "port") is not None
+    return "no URL yet" if is_routed else "no URL: requests do not pass gateways"
+
+
 def service_detail(service: KubeObject, screen: Screen, now_s: float) -> list[str]:
     """Return all details of one service's status."""
     names = ", ".join(name for name in get_list(service, "status", "modelNames") if isinstance(name, str))
-    summary = join_nonempty([get_text(service, "status", "url") or "no URL yet", f"model {names}" if names else ""])
+    summary = join_nonempty([get_text(service, "status", "url") or _no_url(service), f"model {names}" if names else ""])
     lines = hanging_indent(f"{'/'.join(_namespace_and_name(service))}  ", summary, screen)
     for section in (
         _conditions_section(service, screen),

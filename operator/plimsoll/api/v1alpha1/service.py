@@ -223,11 +223,9 @@ class InferenceServiceSpec(ApiModel):
         ),
         ValidationRule(
             "!has(self.slo) || !has(self.slo.e2e) || has(self.slo.ttft) ||"
-            " !(has(self.tiers) && has(self.tiers.prefill)) && !(has(self.targets) && has(self.targets.prefill))",
+            " !(has(self.tiers) && has(self.tiers.prefill))",
             "ttft is required with e2e if there is a prefill tier, because it sizes that tier",
-            lambda own: (
-                own.slo is None or own.slo.e2e is None or own.slo.ttft is not None or "prefill" not in own.sized_tiers
-            ),
+            lambda own: own.slo is None or own.slo.e2e is None or own.slo.ttft is not None or own.tiers.prefill is None,
             field=".slo.ttft",
             reason="FieldValueRequired",
         ),

@@ -129,16 +129,9 @@ TARGET_RULES: Final[tuple[ValidationRule[Any], ...]] = (
         reason="FieldValueRequired",
     ),
     ValidationRule(
-        "!has(self.targets) || !has(self.targets.prefill) || !has(self.slo) || has(self.slo.ttft) ||"
-        " !has(self.scaling) || !has(self.scaling.mode) || self.scaling.mode != 'Auto'",
-        "is required with targets.prefill in mode Auto: no other target sizes prefill engines",
-        lambda own: (
-            own.targets is None
-            or own.targets.prefill is None
-            or own.slo is None
-            or own.slo.ttft is not None
-            or own.mode is not ScalingMode.AUTO
-        ),
+        "!has(self.targets) || !has(self.targets.prefill) || !has(self.slo) || has(self.slo.ttft)",
+        "is required with targets.prefill: no other target sizes prefill engines, and minReplicas would be recommended",
+        lambda own: own.targets is None or own.targets.prefill is None or own.slo is None or own.slo.ttft is not None,
         field=".slo.ttft",
         reason="FieldValueRequired",
     ),

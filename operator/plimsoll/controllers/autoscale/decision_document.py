@@ -132,6 +132,7 @@ def _metrics(at_s: float, metrics: ServiceMetrics) -> Object:
             "silent": name_some(metrics.silent),
             "age_s": metrics.age_s,
             "source": _demand_source(metrics),
+            "skipped_prefill": None if metrics.skipped_prefill is None else metrics.skipped_prefill._asdict(),
             **gateway_figures,
         },
         "requests": _requests(metrics.workload),

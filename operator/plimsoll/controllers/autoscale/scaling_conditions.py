@@ -173,9 +173,7 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
         brief = f"for {UNSELECTED_SECONDS:.0f} s no pod has the labels of an engine, while Kubernetes counts {counts}"
         return Condition(kind, True, ConditionReason.LABELS_MATCH_NOTHING, message, f"{brief}; see condition {kind}")
     if health.demand_ports and (health.gateways_silent or health.silent_tiers):
-        engines = " or ".join(health.silent_tiers if len(health.silent_tiers) < len(snapshot.tiers) else ())
-        silent = f"ready {engines} engine" if engines else "ready engine"
-        return degraded(ConditionReason.METRICS_MISSING, _ENGINES_SILENT.format(silent, health.demand_ports))
+        return _engines_silent(snapshot, health)
     if health.gateways_silent:
         message = (
             f"no gateway replica has reported request metrics for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown,"
@@ -210,6 +208,16 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
         message = _PROMETHEUS_ONLY.format(gateways, ", ".join(health.prometheus_only_tiers), metrics_ports)
         return degraded(ConditionReason.METRICS_DELAYED, message)
     return None
+
+
+def _engines_silent(snapshot: ServiceSnapshot, health: HealthReport) -> Condition | None:
+    """Which engines of targets do not report; None if none is ready, since Ready or TargetUnusable then says why."""
+    if not any(tier.ready for tier in snapshot.tiers.values()):
+        return None
+    engines = " or ".join(health.silent_tiers if len(health.silent_tiers) < len(snapshot.tiers) else ())
+    silent = f"ready {engines} engine" if engines else "ready engine"
+    message = _ENGINES_SILENT.format(silent, health.demand_ports)
+    return Condition(ConditionType.METRICS_DEGRADED, True, ConditionReason.METRICS_MISSING, message)
 
 
 def slo_infeasible(service_state: ServiceState) -> Condition | None:

@@ -19,7 +19,7 @@ DEMAND_SOURCE: Final = (
 OF_SERVE: Final = ("engines'", "the engine")
 OF_PAIR: Final = (
     "prefill engines'",
-    "the prefill engine and lacks the KV transfer and the first decode step, requests that skip prefill are not seen",
+    "the prefill engine and lacks the KV transfer and the first decode step, and requests that skip prefill",
 )
 
 

@@ -16,8 +16,9 @@ from plimsoll.core.autoscaling.snapshot_signals import plausible_rate
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.demand.batched_observe import observe_all
 from plimsoll.core.demand.forecasting import forecast
+from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo
-from plimsoll.core.types import Unavailable
+from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
 
 MIN_OBSERVATION_S: Final = (
@@ -61,7 +62,20 @@ def _samples(service: IngestedService) -> Iterator[tuple[TierState, float, float
         if isinstance(rate, Unavailable):
             yield tier, math.nan, math.nan
         elif metrics.has_new_rate:
-            yield tier, rate * capacity.request_gpu_s, rate
+            skipped_per_s, prefill_gpu_s = _skipped_prefill(tier, service.state.workload, metrics)
+            yield tier, (rate + skipped_per_s) * capacity.request_gpu_s + prefill_gpu_s, rate + skipped_per_s
+
+
+def _skipped_prefill(tier: TierState, workload: Workload | Unavailable, metrics: ServiceMetrics) -> tuple[float, float]:
+    """Return the requests (1/s) that a decode tier has beside the counted ones, and its prefill work for them
+    (GPU-seconds per second). Their prompts are at most as long as a mean one: decode engines that compute the prompts
+    of other requests again would make them too long.
+    """
+    skipped, model = metrics.skipped_prefill, tier.engines.model
+    if tier.role is not Role.DECODE or skipped is None or model is None or isinstance(workload, Unavailable):
+        return 0.0, 0.0
+    prompt_tokens = min(skipped.prompt_tokens, workload.mean(workload.prompt_tokens))
+    return skipped.per_s, skipped.per_s * float(model.prefill_work_s(prompt_tokens, 0.0))
 
 
 def service_demand(service: ObservedService) -> ServiceDemand:

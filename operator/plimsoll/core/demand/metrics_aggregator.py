@@ -20,6 +20,7 @@ from plimsoll.core.demand.gateway_aggregator import ArrivalSample, GatewayAggreg
 from plimsoll.core.demand.histogram_percentile import percentile
 from plimsoll.core.demand.request_lengths import RequestLengthEstimator
 from plimsoll.core.demand.service_metrics import ServiceMetrics
+from plimsoll.core.demand.skipped_prefill import SkippedPrefillEstimator
 from plimsoll.core.engine_model.kv_transfer import TransferMeter, TransferStats
 from plimsoll.core.ports import BucketCounts, EngineReading, ServiceReading, SloCounts
 from plimsoll.core.slo import Slo
@@ -41,6 +42,8 @@ class MetricsAggregator:
         self._lengths = RequestLengthEstimator()
         self._gateways = GatewayAggregator(self._lengths.on_arrivals)
         self._transfers = TransferMeter()
+        is_pair = demand_from_engines and Role.PREFILL in self._engines
+        self._skipped_prefill = SkippedPrefillEstimator() if is_pair else None
 
     def observe_gateway(self, gateway: str, instance_id: str, at_s: float, reading: ServiceReading) -> None:
         """Add the service's counters at one gateway replica, read at at_s. instance_id identifies its process start."""
@@ -70,6 +73,8 @@ class MetricsAggregator:
                 TransferStats(*(value or 0.0 for value in transfer_counters)),
             )
         interval = engines.observe(reading)
+        if self._skipped_prefill is not None:
+            self._skipped_prefill.observe(role, reading, interval)
         if interval is None:
             return
         if role is not Role.PREFILL:
@@ -93,16 +98,23 @@ class MetricsAggregator:
         has_new_rate = self._gateways.take_sample(now_s, gateways)
         self._transfers.retain(pods.get(Role.DECODE, ()))
         metrics = self._gateway_metrics(now_s, gateways, share)
+        tiers = {
+            role: tier.collect(now_s, pods.get(role, ()), share, metrics.ttft_s, metrics.e2e_s)
+            for role, tier in self._engines.items()
+        }
+        skipped_prefill = None
+        if self._skipped_prefill is not None:
+            ages = [tier.age_s for tier in tiers.values() if tier.coverage == 1.0 and tier.age_s is not None]
+            age_s = max(ages) if len(ages) == len(tiers) else None
+            skipped_prefill = self._skipped_prefill.collect(now_s, {*pods.get(Role.DECODE, ())}, age_s)
         return replace(
             metrics,
             has_new_rate=has_new_rate,
             transfer_stats=self._transfers.stats,
             gateway_count=gateway_count,
             workload=self._lengths.workload(now_s, metrics.mean_prompt_tokens, metrics.arrivals),
-            tiers={
-                role: tier.collect(now_s, pods.get(role, ()), share, metrics.ttft_s, metrics.e2e_s)
-                for role, tier in self._engines.items()
-            },
+            tiers=tiers,
+            skipped_prefill=skipped_prefill,
         )
 
     def _gateway_metrics(self, now_s: float, gateways: Collection[str], share: float) -> ServiceMetrics:
@@ -122,6 +134,7 @@ class MetricsAggregator:
                 queued_work_s=unavailable,
                 reserved_work_s=unavailable,
                 in_flight=unavailable,
+                is_measured_at_engines=self._arrivals is not None,
             )
         sample, last_minute = self._gateways.latest_sample(now_s), self._gateways.last_minute.total(now_s)
         gauges = self._gateways.gauges(now_s, gateways)

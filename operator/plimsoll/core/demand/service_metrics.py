@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from plimsoll.core.autoscaling.observations import LaggingSignals
+from plimsoll.core.demand.skipped_prefill import SkippedPrefill
 from plimsoll.core.engine_model.calibration.counter_window import WindowSums
 from plimsoll.core.engine_model.kv_transfer import TransferStats
 from plimsoll.core.engine_model.measured_limits import EngineBatch
@@ -64,7 +65,8 @@ class ServiceMetrics:
     transfer_stats: KV that decode engines received from prefill engines, over about ten minutes. gateway_count:
     existing gateways. quiet_s: seconds for which every gateway has reported, without a gap, that no request arrives,
     ends, waits or runs; 0 unless all gateways report. is_measured_at_engines: whether requests pass no gateway, so that
-    engines report what gateways do otherwise.
+    engines report what gateways do otherwise. skipped_prefill: requests at decode engines that no prefill engine has
+    seen, which `rate_per_s` lacks; None for none.
     """
 
     rate_per_s: float | Unavailable = NO_DATA
@@ -92,5 +94,6 @@ class ServiceMetrics:
     transfer_stats: TransferStats = NO_TRANSFERS
     gateway_count: int = 1
     quiet_s: float = 0.0
+    skipped_prefill: SkippedPrefill | None = None
     tiers: Mapping[Role, TierMetrics] = field(default_factory=dict)
     silent: tuple[str, ...] = ()

@@ -57,6 +57,10 @@ class SlidingWindow(Generic[IntervalT]):
             self._total = _merge_all(newest if self._older is None else [self._older, *newest])
         return self._total
 
+    def covered_s(self, now_s: float) -> float:
+        """Seconds that `total` covers: the window, from the start of its first slot."""
+        return now_s - math.floor((now_s - self._window_s) / _SLOT_S) * _SLOT_S
+
     def _evict_expired(self, now_s: float) -> None:
         first, last = now_s - self._window_s, now_s + CLOCK_SKEW_S
         expired = [slot for slot in self._slots if not first < (slot + 1) * _SLOT_S <= last + _SLOT_S]
