@@ -179,7 +179,7 @@ def _gateway_metrics(metrics: Any) -> str:
 def skipped_prefill(gateways: Any) -> str:
     """Return the figures of requests that no prefill engine has seen; empty for none.
 
-    gateways: `metrics.gateways` of the operator's document.
+    gateways: the figures of demand in the operator's document.
     """
     rate, share = (get_number(gateways, "skipped_prefill", name) for name in ("per_s", "share"))
     if rate is None or share is None:
