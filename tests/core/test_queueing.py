@@ -153,3 +153,16 @@ def test_queueing_single_precision_input_is_widened() -> None:
     wide = queueing.log_erlang_c(np.float64(rho) * 1000, 1000)
     assert queueing.log_erlang_c(rho * np.float32(1000), 1000).dtype == np.float64
     assert queueing.log_erlang_c(np.array(rho, dtype=np.float32) * 1000, 1000) == pytest.approx(float(wide), rel=1e-3)
+
+
+@pytest.mark.parametrize("rho_p", [0.0, 0.1, 0.4, 0.8, 1.0])
+def test_prompts_of_one_queue_meet_less_often(rho_p: float) -> None:
+    """Never less often than exactly in M/M/c where each knows the work of all; a step that is not known is random."""
+    load, replicas = np.full(5, rho_p), np.array([1.0, 2.0, 4.0, 16.0, math.inf])
+    known = queueing.prompt_meeting_share(load, np.zeros(5), np.ones(5), replicas)
+    assert known[0] == 1.0
+    assert np.all(np.diff(known) <= 0.0)
+    exact = np.array([float(queueing.erlang_c(c * rho_p, c)) for c in (1, 2, 4, 16)])
+    assert np.all(known[:4] * rho_p >= 0.9 * exact - 1e-12)
+    half_known = queueing.prompt_meeting_share(load, np.ones(5), np.ones(5), replicas)
+    assert half_known == pytest.approx(0.5 + 0.5 * known)

@@ -48,13 +48,13 @@ def profile(tier_spec: TierSpec) -> TierProfile:
 
 def late_counts(profile: TierProfile, offset_s: float, windows: int, rate_per_s: float = RATE_PER_S) -> Iterator[float]:
     """Late first tokens of 600 in each window, of engines whose first tokens take so much longer."""
-    late = float(late_shares(profile, rate_per_s, np.array([offset_s]))[0])
+    late = float(late_shares(profile, rate_per_s, 1.0, np.array([offset_s]))[0])
     yield from RNG.binomial(600, late, windows)
 
 
 def learn(profile: TierProfile, offset: TtftOffset, offset_s: float, windows: int) -> TtftOffset:
     for late in late_counts(profile, offset_s, windows):
-        offset = update_offset(offset, profile, RATE_PER_S, late, 600.0)
+        offset = update_offset(offset, profile, 1, RATE_PER_S, late, 600.0)
     return offset
 
 
@@ -77,19 +77,19 @@ def test_offset_beyond_the_target_leaves_no_slack(profile: TierProfile) -> None:
 def test_offset_that_is_gone_is_forgotten(profile: TierProfile) -> None:
     learned = learn(profile, no_offset(TARGET_S), 0.107, 30)
     assert learned.is_significant
-    assert late_shares(profile, RATE_PER_S, np.array([learned.seconds]))[0] > 0.03
+    assert late_shares(profile, RATE_PER_S, 1.0, np.array([learned.seconds]))[0] > 0.03
     forgotten = learn(profile, learned, 0.0, 60).seconds
-    assert late_shares(profile, RATE_PER_S, np.array([forgotten]))[0] < 0.005, "what is left makes nothing late"
+    assert late_shares(profile, RATE_PER_S, 1.0, np.array([forgotten]))[0] < 0.005, "what is left makes nothing late"
 
 
 def test_few_late_requests_prove_nothing(profile: TierProfile) -> None:
-    assert update_offset(no_offset(TARGET_S), profile, RATE_PER_S, 2.0, 20.0).seconds == 0.0
+    assert update_offset(no_offset(TARGET_S), profile, 1, RATE_PER_S, 2.0, 20.0).seconds == 0.0
 
 
 def test_large_services_stay_within_the_checkpoint(profile: TierProfile) -> None:
     offset = no_offset(TARGET_S)
     for _ in range(100):
-        offset = update_offset(offset, profile, RATE_PER_S, 1e6, 1e7)
+        offset = update_offset(offset, profile, 1, RATE_PER_S, 1e6, 1e7)
     assert codec.decode(TtftOffset, codec.encode(offset)).is_significant
 
 
@@ -212,20 +212,20 @@ def test_missing_tier_does_not_forget_the_offset(tier_spec: TierSpec) -> None:
 def test_late_minute_counts_for_a_model_that_becomes_faster(tier_spec: TierSpec, profile: TierProfile) -> None:
     """While the model is pessimistic, a small offset explains the late requests; later it would explain few of them."""
     slow = build_profile(replace(tier_spec, model=StepModel(0.008, 0.0, 2.7e-5, 2.1e-9, 2.2e-5, 4.5e-8)))
-    late = 600.0 * float(late_shares(profile, RATE_PER_S, np.array([0.107]))[0])
+    late = 600.0 * float(late_shares(profile, RATE_PER_S, 1.0, np.array([0.107]))[0])
     offset = no_offset(TARGET_S)
     for _ in range(3):
-        offset = update_offset(offset, slow, RATE_PER_S, late, 600.0)
-    offset = update_offset(offset, profile, 0.5 * RATE_PER_S, 0.0, 600.0)
+        offset = update_offset(offset, slow, 1, RATE_PER_S, late, 600.0)
+    offset = update_offset(offset, profile, 1, 0.5 * RATE_PER_S, 0.0, 600.0)
     assert offset.seconds == pytest.approx(0.107, abs=0.05 * TARGET_S)
 
 
 def test_samples_of_many_loads_are_bounded(profile: TierProfile) -> None:
     offset = no_offset(TARGET_S)
     for n in range(40):
-        offset = update_offset(offset, profile, 1.0 + n, 60.0, 600.0)
+        offset = update_offset(offset, profile, 1, 1.0 + n, 60.0, 600.0)
     assert len(offset.samples) == 12
-    assert len(update_offset(offset, profile, offset.samples[0].rate_per_s * 1.03, 60.0, 600.0).samples) == 12
+    assert len(update_offset(offset, profile, 1, offset.samples[0].rate_per_s * 1.03, 60.0, 600.0).samples) == 12
 
 
 def samples_of(*counts: tuple[float, float]) -> TtftOffset:

@@ -90,7 +90,7 @@ class TtftFeedback:
         if not self.offset.is_significant and counts[0] < 0.5 * (1.0 - slo.share) * counts[1]:
             return  # nothing to correct: a profile takes milliseconds
         profile = build_profile(replace(tier_spec, workload=workload, ttft_outside_s=0.0))
-        self.offset = update_offset(self.offset, profile, rate_per_s / ready, *counts)
+        self.offset = update_offset(self.offset, profile, ready, rate_per_s / ready, *counts)
 
     def _settled_since_s(
         self,

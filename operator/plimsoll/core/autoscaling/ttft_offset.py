@@ -53,11 +53,15 @@ _LOG_PRIOR: Final = _log_prior()
 
 
 class LateSample(NamedTuple):
-    """Late first tokens and all responses at about one load, decaying. rate_per_s: requests/s per replica."""
+    """Late first tokens and all responses at about one load, decaying.
+
+    rate_per_s: requests/s per replica. replicas: in the mean.
+    """
 
     rate_per_s: Annotated[float, Number(1e-6, 1e9, digits=6)]  # above 0: demand is divided by it
     late: Annotated[float, Number(0.0, 1e12, digits=6)]
     responses: Annotated[float, Number(0.0, 1e12, digits=6)]
+    replicas: Annotated[float, Number(1.0, 1e6, digits=6)] = 1.0
 
 
 @stored_as("a TTFT offset", target_s="target", log_weights="weights")
@@ -103,16 +107,17 @@ def no_offset(target_s: float) -> TtftOffset:
 
 
 def update_offset(
-    offset: TtftOffset, profile: TierProfile, replica_rate_per_s: float, late: float, responses: float
+    offset: TtftOffset, profile: TierProfile, replicas: int, replica_rate_per_s: float, late: float, responses: float
 ) -> TtftOffset:
     """Return the offset after a minute in which `late` of `responses` first tokens missed the target.
 
-    profile: of the one tier that computes first tokens, without an offset. replica_rate_per_s: requests/s per replica.
+    profile: of the one tier that computes first tokens, without an offset. replicas: the ready ones.
+    replica_rate_per_s: requests/s of each.
     """
-    samples = _add_sample(offset.samples, LateSample(replica_rate_per_s, late, responses))
-    rates_per_s, offsets_s = np.repeat([one.rate_per_s for one in samples], _POINTS), np.tile(_GRID, len(samples))
-    predicted = np.clip(late_shares(profile, rates_per_s, offsets_s * offset.target_s), _MIN_SHARE, 1.0 - _MIN_SHARE)
-    late_counts, counts = (np.repeat([one[column] for one in samples], _POINTS) for column in (1, 2))
+    samples = _add_sample(offset.samples, LateSample(replica_rate_per_s, late, responses, replicas))
+    rates_per_s, late_counts, counts, replica_counts = np.repeat(np.array(samples).T, _POINTS, axis=1)
+    offsets_s = np.tile(_GRID, len(samples)) * offset.target_s
+    predicted = np.clip(late_shares(profile, rates_per_s, replica_counts, offsets_s), _MIN_SHARE, 1.0 - _MIN_SHARE)
     log_likelihoods = (late_counts * np.log(predicted) + (counts - late_counts) * np.log1p(-predicted)) / _CLUSTER
     log_weights = log_likelihoods.reshape(len(samples), _POINTS).sum(axis=0)
     return TtftOffset(
@@ -123,19 +128,26 @@ def update_offset(
 def _add_sample(samples: tuple[LateSample, ...], added: LateSample) -> tuple[LateSample, ...]:
     """Return the decayed samples with one more; of too many, the smallest is dropped."""
     kept: list[LateSample] = []
-    for rate_per_s, late, responses in (LateSample(one[0], _DECAY * one[1], _DECAY * one[2]) for one in samples):
-        if abs(rate_per_s - added.rate_per_s) <= _SAME_LOAD * added.rate_per_s:
+    for one in samples:
+        late, responses = _DECAY * one.late, _DECAY * one.responses
+        if abs(one.rate_per_s - added.rate_per_s) <= _SAME_LOAD * added.rate_per_s:
             total = added.responses + responses
-            mean_per_s = (added.rate_per_s * added.responses + rate_per_s * responses) / total
-            added = LateSample(mean_per_s, added.late + late, total)
+            mean_per_s, mean_replicas = (
+                (new * added.responses + old * responses) / total
+                for new, old in ((added.rate_per_s, one.rate_per_s), (added.replicas, one.replicas))
+            )
+            added = LateSample(mean_per_s, added.late + late, total, mean_replicas)
         else:
-            kept.append(LateSample(rate_per_s, late, responses))
+            kept.append(one._replace(late=late, responses=responses))
     kept.append(added)
     return tuple(sorted(kept, key=lambda one: -one.responses)[:_MAX_SAMPLES])
 
 
 def late_shares(
-    profile: TierProfile, replica_rate_per_s: float | NDArray[np.float64], offsets_s: NDArray[np.float64]
+    profile: TierProfile,
+    replica_rate_per_s: float | NDArray[np.float64],
+    replicas: float | NDArray[np.float64],
+    offsets_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return the share of first tokens after their target for each offset, shape (n,), without waits for a slot."""
     tiled = profile.select(np.zeros(offsets_s.size, dtype=np.intp))
@@ -143,7 +155,7 @@ def late_shares(
     slack_s[:, :-1] -= offsets_s[:, None]
     tiled = replace(tiled, slack_s=slack_s)
     share_met, within_tpot, _ = attainment_without_queueing(
-        tiled, np.broadcast_to(replica_rate_per_s, offsets_s.shape), tiled.arrival_cv2, True
+        tiled, np.broadcast_to(replica_rate_per_s, offsets_s.shape), tiled.arrival_cv2, True, replicas
     )
     met = (share_met * tiled.weights[:, :-1]).sum(axis=1) / np.maximum(within_tpot, 1e-12)
     return np.asarray(1.0 - met)

@@ -50,7 +50,9 @@ def attainment(
     replica_cv2 = (
         1.0 + (profile.arrival_cv2 - 1.0) * profile.gateways / replica_counts
     )  # of a replica's own arrivals, dealt out to all
-    share_met, tpot, step_wait = attainment_without_queueing(profile, rate / replica_counts, replica_cv2, admission)
+    share_met, tpot, step_wait = attainment_without_queueing(
+        profile, rate / replica_counts, replica_cv2, admission, replica_counts
+    )
     slack = np.maximum(profile.slack_s - step_wait[:, None], 0.0)
     slot_share = _share_with_slot(
         replace(profile, slots=profile.batch) if admission else profile, rate, replica_counts, slack, admission

@@ -230,34 +230,53 @@ def step_wait_s(
     stall_s: Floats,
     stall_square_s2: Floats,
     arrival_cv2: Floats,
+    replicas: ArrayLike = 1.0,
 ) -> tuple[Floats, Floats]:
     """Wait of a prompt besides its own prefill: the constant part and the mean of an exponential part, seconds.
 
-    step_s, base_s: mean time of all steps, and of empty ones. stall_s, stall_square_s2: moments of a prompt's prefill
-    time. vLLM keeps two steps in flight: an arrival waits for the rest of the running step M and all of the next step
-    T. It is prefilled in the step after that, with whatever else arrived during M. A step lasts D plus the prefills
-    that arrived during an earlier one, so var T = v = lambda E[p^2] E[T] / (1 - rho_p^2). An arrival finds M in
-    proportion to its length: for a gamma distribution E[M] = E[T] + v / E[T] and E[M^2] = E[M] (E[T] + 2 v / E[T]). The
-    wait is (U + rho_p) M + T + D - base and the noise of the prefills in it, U uniform; its mean and variance give the
-    two parts. Against vLLM on an H200, p95 of TTFT is within 15 % at rho 0.65 to 0.86. This holds while prefill seldom
-    fills the token budget. With prompts of up to 8,000 tokens, 512 per step are too few for it (96 % within the SLO
-    where 71 % were measured; from 1,024 on within 3 points).
+    rate_per_s: of one replica. step_s, base_s: mean time of all steps, and of empty ones. stall_s, stall_square_s2:
+    moments of a prompt's prefill time. vLLM keeps two steps in flight: an arrival waits for the rest of the running
+    step M and all of the next step T. It is prefilled in the step after that, with whatever else arrived during M. A
+    step lasts D plus the prefills that arrived during an earlier one, so var T = v = lambda E[p^2] E[T] / (1 -
+    rho_p^2). An arrival finds M in proportion to its length: for a gamma distribution E[M] = E[T] + v / E[T] and E[M^2]
+    = E[M] (E[T] + 2 v / E[T]). The wait is (U + rho_p) M + T + D - base and the noise of the prefills in it, U uniform;
+    its mean and variance give the two parts. Against vLLM on an H200, p95 of TTFT is within 15 % at rho 0.65 to 0.86.
+    This holds while prefill seldom fills the token budget. With prompts of up to 8,000 tokens, 512 per step are too few
+    for it (96 % within the SLO where 71 % were measured; from 1,024 on within 3 points).
 
     Bursty arrivals bring (Ca2 - 1) / 2 others before each in the mean. Their prefill, and what arrives meanwhile, take
     that many E[p] / (1 - rho_p): what M^X/G/1 adds to the wait of M/G/1, taken as exponential (Burke 1975, "Delays in
     single-server queues with batch input").
+
+    Of several replicas the gateway chooses one with little prefill. So an arrival finds a replica as if prompts reached
+    it at a lower rate, `prompt_meeting_share` times as high, in mean and variance.
     """
     rho_p = np.minimum(rate_per_s * stall_s, 1.0)
+    burst_wait_s = np.maximum(arrival_cv2 - 1.0, 0.0) / 2.0 * stall_s / np.maximum(1 - rho_p, 1e-12)
+    met_share = prompt_meeting_share(rho_p, step_s, stall_s, replicas)
+    step_s = step_s * np.maximum(1 - rho_p, 1e-12) / np.maximum(1 - met_share * rho_p, 1e-12)
+    rate_per_s, rho_p = met_share * rate_per_s, met_share * rho_p
     variance = rate_per_s * stall_square_s2 * step_s / np.maximum(1 - rho_p**2, 1e-12)
     excess = variance / np.maximum(step_s, 1e-300)
     running_step_s, running_step_square = step_s + excess, (step_s + excess) * (step_s + 2 * excess)
     mean = (0.5 + rho_p) * running_step_s + step_s + step_s * (1 - rho_p) - base_s
     noise = rate_per_s * stall_square_s2 * running_step_s + variance
     wait_variance = (1 / 3 + rho_p + rho_p**2) * running_step_square - ((0.5 + rho_p) * running_step_s) ** 2 + noise
-    burst_wait_s = np.maximum(arrival_cv2 - 1.0, 0.0) / 2.0 * stall_s / np.maximum(1 - rho_p, 1e-12)
     mean = mean + burst_wait_s
     random_wait_s = np.minimum(np.sqrt(wait_variance + burst_wait_s**2), mean)
     return mean - random_wait_s, random_wait_s
+
+
+def prompt_meeting_share(rho_p: Floats, step_s: Floats, stall_s: Floats, replicas: ArrayLike) -> Floats:
+    """How often a prompt meets others at its replica, over how often it would if replicas were chosen at random, (n,).
+
+    rho_p: share of a replica's time that prefill takes. Joining the least work is one queue for all c replicas. There
+    the share that waits is about rho^(sqrt(2 (c + 1)) - 1), rho on one replica (Sakasegawa 1977, "An approximation
+    formula L_q = alpha rho^beta / (1 - rho)"). But the gateway takes a prefill to begin at once, and it begins about a
+    step later. So it avoids another for E[p] of E[T] + E[p] only, and for the rest it chooses as if at random.
+    """
+    all_busy = rho_p ** (np.sqrt(2.0 * np.asarray(replicas, dtype=np.float64) + 2.0) - 2.0)
+    return np.asarray((step_s + all_busy * stall_s) / np.maximum(step_s + stall_s, 1e-300))
 
 
 def admitted_shares(

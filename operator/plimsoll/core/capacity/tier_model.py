@@ -330,12 +330,13 @@ def _single_row(**numbers: float) -> dict[str, Floats]:
 
 
 def attainment_without_queueing(
-    profile: TierProfile, rate_per_s: Floats, arrival_cv2: Floats, admission: bool
+    profile: TierProfile, rate_per_s: Floats, arrival_cv2: Floats, admission: bool, replicas: ArrayLike
 ) -> tuple[Floats, Floats, Floats]:
     """Attainment without waits for a slot: by class (n, K - 1), within the TPOT target, and the mean wait for steps.
 
-    TPOT is its mean times a log-logistic factor of median 1 whose SLO quantile is the tail factor. The steps that a
-    prompt waits for scale with the same factor, so both targets are evaluated together at each value of it.
+    rate_per_s: of one replica. TPOT is its mean times a log-logistic factor of median 1 whose SLO quantile is the tail
+    factor. The steps that a prompt waits for scale with the same factor, so both targets are evaluated together at each
+    value of it.
     """
     rho = np.minimum(rate_per_s * profile.work_s, 1.0)
     step = profile.base_s / np.maximum(1 - rho, 1e-12)
@@ -346,7 +347,7 @@ def attainment_without_queueing(
         share_within = 1 / (1 + np.exp(power * np.log(step / profile.tpot_s)))
     tpot = np.where(rho < 1, np.maximum(share_within, profile.share_within_tpot) if admission else share_within, 0.0)
     fixed_wait_s, random_wait_s = step_wait_s(
-        rate_per_s, step, profile.base_s, profile.stall_s, profile.stall_square_s2, arrival_cv2
+        rate_per_s, step, profile.base_s, profile.stall_s, profile.stall_square_s2, arrival_cv2, replicas
     )
     quantiles = np.maximum(tpot, 1e-12)[:, None] * _NODES
     tail_factor = np.exp(np.log(quantiles / (1 - quantiles)) / power[:, None])
@@ -366,12 +367,11 @@ def _step_limit_per_s(profile: TierProfile) -> Floats:
     tiled, poisson_cv2 = (
         profile.select(np.zeros(_GRID_POINTS, dtype=np.intp)),
         np.ones(_GRID_POINTS),
-    )  # of many, bunches are dealt out
+    )  # of many, bunches are dealt out and prompts avoid each other
     for refinement in range(_LIMIT_REFINEMENTS):
         rates = np.linspace(low, high, _GRID_POINTS)
-        share_met = (attainment_without_queueing(tiled, rates, poisson_cv2, True)[0] * tiled.weights[:, :-1]).sum(
-            axis=1
-        )
+        share_met, _, _ = attainment_without_queueing(tiled, rates, poisson_cv2, True, math.inf)
+        share_met = (share_met * tiled.weights[:, :-1]).sum(axis=1)
         first_miss = int(np.argmin(np.append(share_met >= tiled.share * tiled.feasible_share, False)))
         if first_miss == _GRID_POINTS:
             return np.array([math.inf if refinement == 0 else high])
