@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from plimsoll.core import workload
-from plimsoll.core.autoscaling.fleet_decisions import SLICE_SIZE, decide_all, decide_in_slices
+from plimsoll.core.autoscaling.fleet_decisions import DECISIONS_PER_SLICE, SLICE_SIZE, decide_all, decide_in_slices
 from plimsoll.core.autoscaling.ingest import ingest
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
@@ -352,7 +352,7 @@ def test_decisions_of_a_large_fleet_are_made_in_slices() -> None:
     )
     decided = [list(part) for part in parts]
     assert [key for part in decided for key in part] == list(range(len(fleets)))
-    assert max(map(len, decided)) == SLICE_SIZE
+    assert max(map(len, decided)) == DECISIONS_PER_SLICE
     assert decided[:4] == [[]] * 4  # two slices of readings, the rest of them, and capacities
 
 

@@ -96,6 +96,7 @@ def test_request_has_the_tokens_of_its_services_family() -> None:
         (("--mm-processor-kwargs", '{"max_pixels": 401408}', "--mm-processor-kwargs={}"), 1369),
         (("--mm-processor-kwargs", '{"max_pixels": null, "do_rescale": false}'), 1369),
         (("--mm-processor-kwargs", "no JSON"), 1369),  # such an engine does not start
+        (("--mm-processor-kwargs.max_pixels" + ".a" * 2_000, "1"), 1369),  # deeper than json can write
     ],
 )
 def test_engine_arguments_bound_pixels(args: tuple[str, ...], tokens: int) -> None:

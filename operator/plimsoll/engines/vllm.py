@@ -253,7 +253,7 @@ def processor_kwargs(args: Iterable[object]) -> Mapping[str, Any]:
                 raise ValueError(f"{PROCESSOR_KWARGS}.{key} has a value and keys")
         inner[keys[-1]] = _json_or_text(text)
     if not isinstance(whole, dict):
-        raise ValueError(f"{PROCESSOR_KWARGS} must be a JSON object, not {json.dumps(whole)[:80]}")
+        raise ValueError(f"{PROCESSOR_KWARGS} must be a JSON object, not {_shown(whole)}")
     return by_key or whole
 
 
@@ -280,9 +280,17 @@ def _pixels(key: str, value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PIXELS:
-        shown = json.dumps(value)[:80]
-        raise ValueError(f"{key} in {PROCESSOR_KWARGS} must be a whole number from 1 to {MAX_PIXELS}, not {shown}")
+        raise ValueError(
+            f"{key} in {PROCESSOR_KWARGS} must be a whole number from 1 to {MAX_PIXELS}, not {_shown(value)}"
+        )
     return value
+
+
+def _shown(value: object) -> str:
+    """A value of JSON in a message. A list or an object may be nested deeper than json can write."""
+    if isinstance(value, list):
+        return "a list"
+    return "an object" if isinstance(value, dict) else json.dumps(value)[:80]
 
 
 def _json(text: str, says: str) -> object:
