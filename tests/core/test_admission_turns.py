@@ -98,19 +98,17 @@ def test_parking_takes_a_bounded_number_per_turn(monkeypatch: pytest.MonkeyPatch
 
 
 def test_adapters_with_a_place_take_no_more_than_the_limit() -> None:
-    controller = gate(0)
-    for k in range(120):
-        assert controller.submit(make_request(f"h{k}", adapter=f"a{k % 12}"), 0.0).outcome is QUEUED
-    controller.pool.adapters.configure(20, {f"a{k}": {"loaded-never"} for k in range(12)})
-    controller.set_replicas({"full": 0, "loaded-never": NUMBERS.batch}, 0.0)
-    assert take_all(controller, 0.0) == []
+    controller, adapters = gate(0), [f"a{k}" for k in range(12)]
+    for k in range(240):
+        request = make_request(f"h{k}", k / 240, prompt_tokens=10, adapter=adapters[k % 12])
+        assert controller.submit(request, k / 240).outcome is QUEUED
+    controller.pool.adapters.configure(20, dict.fromkeys(adapters, {"loaded-never"}))
+    controller.set_replicas({"full": 0, "loaded-never": NUMBERS.batch}, 1.0)
+    assert take_all(controller, 1.0) == [], "all are parked"
     controller.pool.adapters.configure(20, {})
-    turns = [controller.release(0.0, LIMIT)]
-    while controller.wake_at_s <= 0.0:
-        turns.append(controller.release(0.0, LIMIT))
-    assert len(turns[0]) == LIMIT
-    assert max(map(len, turns)) == LIMIT
-    assert sum(map(len, turns)) > LIMIT
+    assert len(controller.release(1.0, LIMIT)) == LIMIT
+    assert controller.wake_at_s == 1.0, "the others follow in the next turn"
+    assert controller.release(1.0, LIMIT) != []
 
 
 @pytest.mark.parametrize("now", [1.0, 1.3, 2.0])  # none, some and all of them are late

@@ -166,7 +166,7 @@ class AdmissionController:
         left = 0
         if self.pool.replicas and not self._queue.outdated:  # each unparked request may be parked again
             left = limit - len(decisions) + self._queue.unpark(self.pool.adapters.is_open, now)
-        while left > 0 and (queued := self._queue.peek()) is not None:
+        while left > 0 and len(decisions) < limit and (queued := self._queue.peek()) is not None:
             left -= 1
             placement = self._find_placement(queued, now)
             if placement.replica is None and queued.lane is Lane.LATE and not placement.needs_place:
@@ -184,7 +184,7 @@ class AdmissionController:
                 decisions.append(self._expire(queued, now))
             else:
                 break
-        if left <= 0 and (self.pool.replicas or len(decisions) >= limit):
+        if len(decisions) >= limit or (left <= 0 and self.pool.replicas):
             self._retry_at_s = now
         return decisions
 
