@@ -102,7 +102,7 @@ def test_adapters_with_a_place_take_no_more_than_the_limit() -> None:
     for k in range(240):
         request = make_request(f"h{k}", k / 240, prompt_tokens=10, adapter=adapters[k % 12])
         assert controller.submit(request, k / 240).outcome is QUEUED
-    controller.pool.adapters.configure(20, dict.fromkeys(adapters, {"loaded-never"}))
+    controller.pool.adapters.configure(20, {key: {"loaded-never"} for key in adapters})
     controller.set_replicas({"full": 0, "loaded-never": NUMBERS.batch}, 1.0)
     assert take_all(controller, 1.0) == [], "all are parked"
     controller.pool.adapters.configure(20, {})

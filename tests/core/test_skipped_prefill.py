@@ -80,6 +80,14 @@ def test_silent_engine_keeps_the_last_result() -> None:
     assert pair.run(90, prefill=20.0, decode=20.0) is None
 
 
+def test_result_is_dropped_when_an_engine_stays_silent() -> None:
+    pair = Pair()
+    assert pair.run(90, prefill=10.0, decode=25.0) is not None
+    pair.silent = "d"
+    assert pair.run(120, prefill=0.0, decode=0.0) is not None
+    assert pair.run(300, prefill=0.0, decode=0.0) is None
+
+
 def test_restarted_engines_begin_anew() -> None:
     pair = Pair()
     before = pair.run(90, prefill=10.0, decode=20.0)

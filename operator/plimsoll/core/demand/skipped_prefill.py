@@ -24,6 +24,7 @@ MIN_SHARE: Final = 0.05  # of decode engines' requests: a smaller one may be due
 MIN_REQUESTS: Final = 5.0
 MIN_OBSERVED_S: Final = 20.0
 MAX_AGE_S: Final = 3.0  # of each engine's reading: the others count on meanwhile
+MAX_HOLD_S: Final = 300.0  # a result without a newer comparison
 
 
 class SkippedPrefill(NamedTuple):
@@ -49,7 +50,8 @@ class _FirstTokens(NamedTuple):
 class SkippedPrefillEstimator:
     """Compares the two tiers of one service. Times are seconds since the epoch.
 
-    While an engine of either tier is late, the last result holds. After a longer silence counting begins anew.
+    While an engine of either tier is late or silent, the last result holds for MAX_HOLD_S. After a silence counting
+    begins anew.
     """
 
     def __init__(self) -> None:
@@ -57,6 +59,7 @@ class SkippedPrefillEstimator:
         self._since_s = math.inf
         self._waiting: dict[str, float] = {}  # last queue of each decode engine
         self._result: SkippedPrefill | None = None
+        self._compared_s = -math.inf  # time of the result
 
     def observe(self, role: Role, reading: EngineReading, interval: EngineInterval | None) -> None:
         """Add a reading of an engine, with its counter increases since the one before."""
@@ -78,6 +81,8 @@ class SkippedPrefillEstimator:
         decode_pods: the ready ones. age_s: of the oldest reading of both tiers; None unless all engines report.
         """
         self._waiting = {pod: waiting for pod, waiting in self._waiting.items() if pod in decode_pods}
+        if abs(now_s - self._compared_s) > MAX_HOLD_S:
+            self._result = None
         if age_s is None:
             self._window, self._since_s = SlidingWindow(), math.inf
             return self._result
@@ -86,6 +91,7 @@ class SkippedPrefillEstimator:
         observed_s = min(now_s - self._since_s, self._window.covered_s(now_s))
         if observed_s >= MIN_OBSERVED_S and age_s <= MAX_AGE_S:
             self._result = _compare(self._window.total(now_s) or _FirstTokens(), observed_s)
+            self._compared_s = now_s
         return self._result
 
 
