@@ -13,6 +13,7 @@ VALID_EDITS: list[dict[str, Any]] = [
     {"metadata.name": "a" + "-" * 38 + "9"},
     {"spec.model.uri": "s3://models/chat", "spec.engine.args": ["--load-format", "runai_streamer"]},
     {"spec.engine.args": ["--load-format=fastsafetensors", "--model-loader-extra-config", '{"concurrency":16}']},
+    {"spec.engine.args": ["--mm-processor-kwargs", '{"min_pixels":\t3136, "max_pixels" : 1003520}']},
     *[
         {"spec.model.uri": uri}
         for uri in (

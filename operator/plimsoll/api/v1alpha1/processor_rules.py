@@ -13,7 +13,7 @@ from plimsoll.engines.registry import engine_named
 
 _SAYS: Final = f"{vllm.PROCESSOR_KWARGS} must be a JSON object, and its bounds of pixels whole numbers above 0"
 # The API server cannot read JSON: what begins otherwise, and a bound that begins with no digit and is not null.
-_PATTERN: Final = '(?m)^--mm.processor.kwargs(=|\\n)(\\s*[^{\\s]|.*"(min|max)_pixels": *[^1-9n ])'
+_PATTERN: Final = '(?m)^--mm.processor.kwargs(=|\\n)(\\s*[^{\\s]|.*"(min|max)_pixels"\\s*:\\s*[^1-9n\\s])'
 
 
 def _error(spec: Any) -> str:
