@@ -185,8 +185,9 @@ class AdmissionQueue:
         """
         for queued in list(islice(self._queued.values(), min(limit, self.outdated))):
             is_unserved = queued.generation < self._served_generation
+            again = renewed(queued, is_unserved)
             self.remove(queued.request.id)
-            self.push(renewed(queued, is_unserved), now)
+            self.push(again, now)
 
     def pop_expired(self, now: float) -> Iterator[QueuedRequest]:
         """Remove and yield the expired requests."""
