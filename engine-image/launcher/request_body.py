@@ -16,6 +16,7 @@ from launcher.asgi import Message, Receive
 from launcher.form_data import FormError, parse_form
 
 TRANSFER_PARAMS_KEY = "kv_transfer_params"
+EXTRA_ARGUMENTS_KEY = "vllm_xargs"  # vLLM reads transfer parameters from it, too, of any type
 CACHE_SALT_KEY = "cache_salt"
 PRIORITY_KEY = "priority"
 # What may be a list of prompts: in completions, embeddings, rerank and score, where each is a pair with the query.
@@ -93,7 +94,7 @@ def strip_transfer_params(body: bytes, nested: bool) -> bytes:
     """Return the body without transfer parameters; the same object if it has none.
 
     nested: remove them at any depth, for routes whose bodies nest (batches, rendered requests). In completions and chat
-    requests only the top level counts; a deeper field may be a user's own, in a tool's schema.
+    requests only the top level and vLLM's extra arguments count; another field may be a user's own, in a tool's schema.
     """
     if not _may_hold_key(body):
         return body
@@ -101,8 +102,13 @@ def strip_transfer_params(body: bytes, nested: bool) -> bytes:
     if nested:
         changed = _strip_deep(document)
     else:
-        changed = isinstance(document, dict) and document.pop(TRANSFER_PARAMS_KEY, document) is not document
+        changed = _strip(document)
+        changed = (isinstance(document, dict) and _strip(document.get(EXTRA_ARGUMENTS_KEY))) or changed
     return json.dumps(document).encode() if changed else body
+
+
+def _strip(value: Any) -> bool:
+    return isinstance(value, dict) and value.pop(TRANSFER_PARAMS_KEY, value) is not value
 
 
 def _may_hold_key(body: bytes) -> bool:
@@ -118,7 +124,7 @@ def _strip_deep(document: Any) -> bool:
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
-            changed = value.pop(TRANSFER_PARAMS_KEY, value) is not value or changed
+            changed = _strip(value) or changed
             pending.extend(value.values())
         elif isinstance(value, list):
             pending.extend(value)

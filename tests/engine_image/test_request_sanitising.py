@@ -59,6 +59,16 @@ async def test_obfuscated_transfer_params_are_dropped(tmp_path: Path, raw: bytes
     assert engine.engine.requests == [CLEAN_BODY]
 
 
+@pytest.mark.parametrize("value", ["x", ["x"], 1])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT_PATH, "/v1/messages", "/v1/responses"])
+async def test_transfer_params_in_extra_arguments_are_dropped(tmp_path: Path, path: str, value: object) -> None:
+    """vLLM takes them for its own from `vllm_xargs`, too: one that is no object would end the engine."""
+    body = CLEAN_BODY | {"vllm_xargs": {"seen": 1, "kv_transfer_params": value}}
+    async with make_harness(completion_engine(), "decode", tmp_path) as engine:
+        await engine.send(body, path)
+    assert engine.engine.requests == [CLEAN_BODY | {"vllm_xargs": {"seen": 1}}]
+
+
 async def test_transfer_params_word_in_user_content_is_kept(tmp_path: Path) -> None:
     body = {"tools": [{"properties": {"kv_transfer_params": 1}}], "messages": [{"content": "kv_transfer_params"}]}
     async with make_harness(completion_engine(), "serve", tmp_path) as engine:
