@@ -218,9 +218,14 @@ class Plimsoll:
         return request_body.with_cache_salt(body, salt)
 
     def _prioritized(self, scope: Scope, body: bytes) -> bytes:
-        """Return the body with the priority in the gateway's header, if there is one and the engine uses it."""
-        if not self._config.by_priority or not (priority := header(scope, self._priority_header)):
+        """Return the body with the priority in the gateway's header, without it with none, if the engine uses it.
+
+        A decode engine's request for prefill has the priority in its body.
+        """
+        if not self._config.by_priority or self._is_remote_prefill(scope):
             return body
+        if not (priority := header(scope, self._priority_header)):
+            return request_body.without_priority(body)
         self._config.metrics.count_prioritized_request()
         return request_body.with_priority(body, int(priority))
 

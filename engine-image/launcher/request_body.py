@@ -96,7 +96,7 @@ def strip_transfer_params(body: bytes, nested: bool) -> bytes:
     nested: remove them at any depth, for routes whose bodies nest (batches, rendered requests). In completions and chat
     requests only the top level and vLLM's extra arguments count; another field may be a user's own, in a tool's schema.
     """
-    if not _may_hold_key(body):
+    if not _may_hold(body, TRANSFER_PARAMS_KEY):
         return body
     document = parse(body)
     if nested:
@@ -111,11 +111,11 @@ def _strip(value: Any) -> bool:
     return isinstance(value, dict) and value.pop(TRANSFER_PARAMS_KEY, value) is not value
 
 
-def _may_hold_key(body: bytes) -> bool:
+def _may_hold(body: bytes, key: str) -> bool:
     """Whether the body may contain the key: in plain letters, with an escaped one, or in UTF-16 or
     UTF-32 (zero bytes).
     """
-    return TRANSFER_PARAMS_KEY.encode() in body or b"\\u" in body or b"\0" in body
+    return key.encode() in body or b"\\u" in body or b"\0" in body
 
 
 def _strip_deep(document: Any) -> bool:
@@ -173,6 +173,11 @@ def with_cache_salt(body: bytes, salt: str) -> bytes:
 def with_priority(body: bytes, priority: int) -> bytes:
     """Return the body with its priority in the engine, lowest first; the same object if it is no JSON object."""
     return add_fields(body, {PRIORITY_KEY: priority}) if isinstance(parse(body), dict) else body
+
+
+def without_priority(body: bytes) -> bytes:
+    """Return the body with the usual priority instead of the client's own; the same object if it states none."""
+    return with_priority(body, 0) if _may_hold(body, PRIORITY_KEY) else body
 
 
 def add_fields(body: bytes, fields: dict[str, Any]) -> bytes:
