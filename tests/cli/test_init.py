@@ -29,7 +29,7 @@ def test_init_manifest_has_the_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
     planned = json.loads(capsys.readouterr().out)
     assert main(["init", *KNOWN]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("# Plan for 24 req/s: 2 x 1 GPU serve on H200; p95 TTFT 139 ms, p95 TPOT 13.3 ms.\n")
+    assert text.startswith("# Plan for 24 req/s: 2 x 1 GPU serve on H200; p95 TTFT 120 ms, p95 TPOT 13.3 ms.\n")
     manifest = yaml.safe_load(text)
     assert manifest["metadata"] == {"name": "qwen3-8b"}
     assert manifest["spec"] == {

@@ -252,7 +252,7 @@ def test_decide_idle_service_is_rare_until_request_arrives() -> None:
     assert looked[15] != looked[14], "a request came"
 
 
-def test_busy_services_of_large_fleet_are_read_at_every_second_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_services_of_a_large_fleet_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cadence, "LARGE_FLEET", 3)
     services = [builders.service(name, **PROMISED) for name in ("one", "two", "three", "queue")]
     world = World(*services)

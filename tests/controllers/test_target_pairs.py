@@ -112,7 +112,7 @@ async def test_explanation_says_what_the_ttft_of_a_pair_lacks() -> None:
     assert "gateways" not in lines
 
 
-async def test_requests_that_skip_prefill_size_decode_and_are_shown() -> None:
+async def test_requests_that_skip_prefill_size_decode() -> None:
     fleet = AdoptedPair(rate=30.0)
     await fleet.run(90)
     without = {role: fleet.recommended(role) for role in ROLES}

@@ -164,5 +164,5 @@ def test_prompts_of_one_queue_meet_less_often(rho_p: float) -> None:
     assert np.all(np.diff(known) <= 0.0)
     exact = np.array([float(queueing.erlang_c(c * rho_p, c)) for c in (1, 2, 4, 16)])
     assert np.all(known[:4] * rho_p >= 0.9 * exact - 1e-12)
-    half_known = queueing.prompt_meeting_share(load, np.ones(5), np.ones(5), replicas)
+    half_known = queueing.prompt_meeting_share(load, np.full(5, 2 / 3), np.ones(5), replicas)
     assert half_known == pytest.approx(0.5 + 0.5 * known)

@@ -48,7 +48,7 @@ class Pair:
         self.aggregator.observe_engine(Role.PREFILL if pod == "p" else Role.DECODE, reading)
 
 
-def test_difference_of_first_tokens_is_requests_that_skip_prefill() -> None:
+def test_difference_of_first_tokens_skips_prefill() -> None:
     found = Pair().run(90, prefill=10.0, decode=25.0)
     assert found is not None
     assert found.per_s == pytest.approx(15.0, rel=0.1)

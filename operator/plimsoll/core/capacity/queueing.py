@@ -272,11 +272,13 @@ def prompt_meeting_share(rho_p: Floats, step_s: Floats, stall_s: Floats, replica
 
     rho_p: share of a replica's time that prefill takes. Joining the least work is one queue for all c replicas. There
     the share that waits is about rho^(sqrt(2 (c + 1)) - 1), rho on one replica (Sakasegawa 1977, "An approximation
-    formula L_q = alpha rho^beta / (1 - rho)"). But the gateway takes a prefill to begin at once, and it begins about a
-    step later. So it avoids another for E[p] of E[T] + E[p] only, and for the rest it chooses as if at random.
+    formula L_q = alpha rho^beta / (1 - rho)"). But the gateway takes a prefill to begin at once, and it begins after
+    the rest of the running step and all of the next, 3/2 E[T] in the mean. So it avoids another for E[p] of 3/2 E[T] +
+    E[p] only, and for the rest it chooses as if at random.
     """
     all_busy = rho_p ** (np.sqrt(2.0 * np.asarray(replicas, dtype=np.float64) + 2.0) - 2.0)
-    return np.asarray((step_s + all_busy * stall_s) / np.maximum(step_s + stall_s, 1e-300))
+    unseen_s = 1.5 * step_s
+    return np.asarray((unseen_s + all_busy * stall_s) / np.maximum(unseen_s + stall_s, 1e-300))
 
 
 def admitted_shares(
