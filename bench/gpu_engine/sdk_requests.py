@@ -1,4 +1,4 @@
-"""Requests as users of the openai and anthropic SDKs make them, each with the gateway's estimate beside its usage.
+"""Requests as users of the openai and anthropic SDKs make them: the gateway's estimate and the engine's usage of each.
 
     python -m bench.gpu_engine.sdk_requests --out DIR --model FOLDER [--count 100] [--arg=--flag ...]
 

@@ -218,9 +218,10 @@ class Plimsoll:
         return request_body.with_cache_salt(body, salt)
 
     def _prioritized(self, scope: Scope, body: bytes) -> bytes:
-        """Return the body with the priority in the gateway's header, without it with none, if the engine uses it.
+        """Return the body with the priority in the gateway's header, if the engine schedules by it.
 
-        A decode engine's request for prefill has the priority in its body.
+        Without the header the client's own priority is removed. A decode engine's request for prefill keeps what is in
+        its body.
         """
         if not self._config.by_priority or self._is_remote_prefill(scope):
             return body

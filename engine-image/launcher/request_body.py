@@ -177,7 +177,10 @@ def with_priority(body: bytes, priority: int) -> bytes:
 
 def without_priority(body: bytes) -> bytes:
     """Return the body with the usual priority instead of the client's own; the same object if it states none."""
-    return with_priority(body, 0) if _may_hold(body, PRIORITY_KEY) else body
+    if not _may_hold(body, PRIORITY_KEY):
+        return body
+    document = parse(body)
+    return add_fields(body, {PRIORITY_KEY: 0}) if isinstance(document, dict) and PRIORITY_KEY in document else body
 
 
 def add_fields(body: bytes, fields: dict[str, Any]) -> bytes:

@@ -111,6 +111,15 @@ def test_adapters_with_a_place_take_no_more_than_the_limit() -> None:
     assert controller.release(1.0, LIMIT) != []
 
 
+@pytest.mark.parametrize("limit", [1, 2, LIMIT])
+def test_turns_end_when_no_engine_has_room(limit: int) -> None:
+    controller = held_gate(20)
+    controller.set_replicas({"full": 0}, 1.0)
+    for _ in range(20):
+        assert controller.release(1.0, limit) == []
+    assert controller.wake_at_s > 1.0
+
+
 @pytest.mark.parametrize("now", [1.0, 1.3, 2.0])  # none, some and all of them are late
 def test_turns_decide_as_one_call_does(now: float) -> None:
     whole, in_turns = held_gate(), held_gate()

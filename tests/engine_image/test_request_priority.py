@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.request_body import with_priority
+from launcher.request_body import with_priority, without_priority
 from launcher.vllm import schedules_by_priority
 from tests.engine_image.middleware_harness import CHAT_PATH, completion_engine, make_harness
 
@@ -36,6 +36,11 @@ async def test_engine_without_the_policy_gets_no_priority(tmp_path: Path) -> Non
     async with make_harness(completion_engine(), "serve", tmp_path) as one:
         await one.send({"model": "a"}, CHAT_PATH, HEADER)
     assert one.engine.requests == [{"model": "a"}]
+
+
+@pytest.mark.parametrize("body", [b'{"prompt":"\\u0061"}', b'{"prompt":"priority"}', b'["priority"]'])
+def test_body_without_a_priority_stays_as_it_is(body: bytes) -> None:
+    assert without_priority(body) is body
 
 
 @pytest.mark.parametrize("body", [b"[]", b"no json", b""])

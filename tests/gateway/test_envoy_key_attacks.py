@@ -132,7 +132,7 @@ async def locked(tmp_path_factory: object) -> AsyncIterator[Locked]:
 
 
 async def exchange(stack: GatewayStack, raw: bytes) -> tuple[int, bytes]:
-    """Returns the status of the first answer, 0 for none, and what came with it."""
+    """Returns the status of the first answer, 0 for none, and all its bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
     answer = b""
     try:

@@ -68,7 +68,7 @@ class AdoptCommandError(PlimsollError):
 class Fleet:
     """Engines of one object. owner: that object. pods: its pods with an engine. evidence: why they are engines.
 
-    page: their metrics page, None if it was not read. notes: on what must be known beside its fields.
+    page: their metrics page, None if it was not read. notes: what else its user must know.
     """
 
     owner: KubeObject

@@ -184,8 +184,9 @@ class AdmissionController:
                 decisions.append(self._expire(queued, now))
             else:
                 break
-        if len(decisions) >= limit or (left <= 0 and self.pool.replicas):
-            self._retry_at_s = now
+        else:  # no request was found that has to wait
+            if len(decisions) >= limit or (left <= 0 and self.pool.replicas):
+                self._retry_at_s = now
         return decisions
 
     def reject(self, request: AdmissionRequest, now: float) -> AdmissionDecision:

@@ -55,7 +55,7 @@ class QueuedRequest:
 
 
 def is_sparse(entries: int, live: int) -> bool:
-    """Whether a heap of so many entries has too many stale ones beside its live ones."""
+    """Whether a heap of so many entries has too many stale ones for its live ones."""
     return entries > 2 * live + _STALE_ENTRIES_ALLOWED
 
 

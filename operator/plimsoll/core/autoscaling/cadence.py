@@ -6,7 +6,7 @@ decided every second take half a core.
 Idea: all services are sampled at each tick, which is cheap. A service is due for a decision when
 
 - its demand exceeds what the replicas of its last sizing carry,
-- a minute of its demand has closed, or its level has become certain: standby replicas are then chosen anew,
+- a minute of its demand has closed, or its level has become certain: standby replicas are then chosen again,
 - its spec, its SLO capacity, or its ordered or ready replicas have changed,
 - requests wait (without a gateway at the engines), retries are reserved, or more requests are rejected than before,
 - requests arrive and a tier has no replica,
@@ -59,7 +59,7 @@ class CarriedWork(NamedTuple):
     is_certain: bool
 
     def is_outdated(self, state: DemandState) -> bool:
-        """Whether the load has grown beyond the carried work, or standby replicas would be chosen anew."""
+        """Whether the load has grown beyond the carried work, or standby replicas would be chosen again."""
         estimate = state.estimate
         if (
             state.closed_growth is not self.growth

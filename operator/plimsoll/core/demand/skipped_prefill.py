@@ -51,7 +51,7 @@ class SkippedPrefillEstimator:
     """Compares the two tiers of one service. Times are seconds since the epoch.
 
     While an engine of either tier is late or silent, the last result holds for MAX_HOLD_S. After a silence counting
-    begins anew.
+    starts over.
     """
 
     def __init__(self) -> None:
