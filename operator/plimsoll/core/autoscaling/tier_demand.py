@@ -67,9 +67,10 @@ def _samples(service: IngestedService) -> Iterator[tuple[TierState, float, float
 
 
 def _skipped_prefill(tier: TierState, workload: Workload | Unavailable, metrics: ServiceMetrics) -> tuple[float, float]:
-    """Return the requests (1/s) that a decode tier has in addition to the counted ones, and its prefill work
-    for them (GPU-seconds per second). Their prompts are at most as long as a mean one: decode engines that compute the prompts
-    of other requests again would make them too long.
+    """Return the requests (1/s) that a decode tier has in addition to the counted ones, and its prefill work for them.
+
+    The work is in GPU-seconds per second. Their prompts are at most as long as a mean one: decode engines that compute
+    the prompts of other requests again would make them too long.
     """
     skipped, model = metrics.skipped_prefill, tier.engines.model
     if tier.role is not Role.DECODE or skipped is None or model is None or isinstance(workload, Unavailable):
